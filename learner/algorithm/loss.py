@@ -61,6 +61,7 @@ from learner.algorithm.clipping import CLIPPINGS, Clipped, dual_clip
 from learner.algorithm.corrections import Correction, WeightLimits, correct, effective_share
 from learner.algorithm.kl import k3
 from learner.algorithm.ratios import histogram, log_ratio, percentile
+from learner.algorithm.values import ValueLoss, ValueTerm, value_loss
 
 SUMS = (
     "tokens",
@@ -80,6 +81,11 @@ SUMS = (
     "masked",
     "referenced",
     "kl_reference",
+    "valued",
+    "value_error_squared",
+    "value_clipped",
+    "return",
+    "return_squared",
 )
 """The quantities that are summed over tokens, micro-batches and ranks, in this order. Means are taken once, at the
 end."""
@@ -94,7 +100,7 @@ PERCENTILES = (1, 50, 99)
 class LossSettings:
     """The entries of CLIPPINGS and CORRECTIONS to apply, and their numbers. `correction` is never `auto`.
 
-    Names and meanings are those of the `algorithm` section of a recipe.
+    Names and meanings are those of the `algorithm` section of a recipe; `value_coefficient` is 0 without a value head.
     """
 
     clipping: str
@@ -107,6 +113,8 @@ class LossSettings:
     icepop_high: float
     kl_coefficient: float
     entropy_coefficient: float
+    value_clip: float = 0.2
+    value_coefficient: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -114,8 +122,7 @@ class TokenData:
     """The inputs of each trained token: floats [N] in the dtype of the log-probs, and `sample` int64 [N].
 
     behaviour: the log-prob (nats) with which the token was sampled.
-    advantage: one value per token. Group-relative estimators repeat that of the response; values that vary within a
-    response (PPO with GAE) need no other loss.
+    advantage: one value per token. Group-relative estimators repeat that of the response; GAE's vary within it.
     weight: the weight of the reduction divided by its normaliser. 0 marks a filler, which counts nowhere.
     sample: the response of this micro-batch to which the token belongs, counted from 0. A response is never split over
     micro-batches.
@@ -147,10 +154,12 @@ def token_loss(
     data: TokenData,
     settings: LossSettings,
     reference: Tensor | None = None,
+    value: ValueTerm | None = None,
 ) -> TokenLoss:
     """-sum(weight x (correction x clipped objective - kl_coefficient x k3 + entropy_coefficient x entropy)).
 
-    The objective is that of the ratio r = exp(logprobs - proximal) (DAPO Eq. 8, with the decoupled ratio).
+    With `value`, value_coefficient x `value_loss` is added (PPO, arXiv 1707.06347 Eq. 9). The objective is that of the
+    ratio r = exp(logprobs - proximal) (DAPO Eq. 8, with the decoupled ratio).
     logprobs, entropy, proximal, reference: [N], nats, all float32 or all float64; the loss has the same dtype. Gradient
     flows through `logprobs`, and through `entropy` only with an entropy coefficient. `reference` holds the log-probs of
     the reference policy. Raises ValueError unless it is given exactly when kl_coefficient > 0. The docstring of this
@@ -176,9 +185,15 @@ def token_loss(
     if settings.entropy_coefficient:
         gain = gain + settings.entropy_coefficient * entropy
     loss = -(data.weight * gain).sum()
+    valued = None if value is None else value_loss(value, data.weight, settings.value_clip)
+    if valued is not None:
+        loss = loss + settings.value_coefficient * valued.loss
     with torch.no_grad():
         real = data.weight > 0
-        columns = _columns(logprobs, entropy, ratio, clipped, correction, divergence)
+        columns = (
+            *_columns(logprobs, entropy, ratio, clipped, correction, divergence),
+            *_value_columns(ratio, value, valued),
+        )
         sums = torch.stack([column.detach().double() for column in columns])[:, real].sum(1).cpu()
         sums[SUMS.index("loss")] = float(loss.detach())
         return TokenLoss(loss, sums, torch.stack([histogram(correction.log_importance[real]), histogram(gap[real])]))
@@ -205,12 +220,21 @@ def _columns(
     )
 
 
+def _value_columns(like: Tensor, value: ValueTerm | None, valued: ValueLoss | None) -> tuple[Tensor, ...]:
+    """The last five quantities of SUMS per token, [N] each: zeros shaped like `like` without a value head."""
+    if value is None or valued is None:
+        return (torch.zeros_like(like),) * 5
+    error = value.values - value.returns
+    return torch.ones_like(like), error.square(), valued.clipped, value.returns, value.returns.square()
+
+
 def means(sums: Tensor, histograms: Tensor) -> dict[str, float]:
     """The metrics of a whole rollout step, from the added sums and histograms of TokenLoss. The caller adds `loss`.
 
     Shares are shares of the trained tokens. Percentiles are those of the importance (proximal / behaviour) and of the
     ratio that is clipped. effective_sample_size is that of the uncorrected importance, weight_effective_sample_size
-    that of the weights that were applied. kl_reference is present only if a reference was given.
+    that of the weights that were applied. kl_reference is present only if a reference was given, the metrics of values
+    only with a value head.
     """
     total = dict(zip(SUMS, sums.tolist(), strict=True))
     tokens = max(total["tokens"], 1.0)
@@ -230,6 +254,18 @@ def means(sums: Tensor, histograms: Tensor) -> dict[str, float]:
     }
     if total["referenced"]:
         found["kl_reference"] = total["kl_reference"] / total["referenced"]
+    if total["valued"]:
+        found |= _value_means(total)
     for name, counts in zip(HISTOGRAMS, histograms, strict=True):
         found |= {f"{name}_p{rank}": math.exp(percentile(counts, rank / 100)) for rank in PERCENTILES}
     return found
+
+
+def _value_means(total: dict[str, float]) -> dict[str, float]:
+    """value_explained_variance: 1 - the mean squared error of the values / the variance of the returns; at most 1."""
+    tokens = total["valued"]
+    error, mean = total["value_error_squared"] / tokens, total["return"] / tokens
+    variance = total["return_squared"] / tokens - mean * mean
+    explained = {"value_explained_variance": 1.0 - error / variance} if variance > 0 else {}
+    clipped = total["value_clipped"] / tokens
+    return {"value_loss": error / 2, "value_clip_share": clipped, "return_mean": mean} | explained

@@ -5,6 +5,7 @@ Must not hold a network. The responses of a micro-batch follow each other, each 
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -18,6 +19,17 @@ class Estimate(NamedTuple):
     """The start of a rollout step, [N] each, without gradient: the advantage of each token, and its return."""
 
     advantage: Tensor
+    returns: Tensor
+
+
+class ValueTerm(NamedTuple):
+    """What the value loss of N tokens depends on, [N] each: `values` with gradient, the rest without.
+
+    before: the values at the start of the rollout step. returns: those of `gae`.
+    """
+
+    values: Tensor
+    before: Tensor
     returns: Tensor
 
 
@@ -87,23 +99,23 @@ def whitened(advantage: Tensor, total: Tensor) -> Tensor:
     count, summed, squares = (float(value) for value in total)
     mean = summed / max(count, 1.0)
     variance = max(squares / max(count, 1.0) - mean * mean, 0.0)
-    return (advantage - mean) / (variance + WHITENING_FLOOR) ** 0.5
+    return (advantage - mean) / math.sqrt(variance + WHITENING_FLOOR)
 
 
-def value_loss(values: Tensor, before: Tensor, returns: Tensor, weight: Tensor, clip: float) -> ValueLoss:
+def value_loss(term: ValueTerm, weight: Tensor, clip: float) -> ValueLoss:
     """sum(weight x max((V - R)^2, (clip(V, V_before +- `clip`) - R)^2)) / 2, as in PPO's published code.
 
-    values, before, returns, weight: [N]. `before`: the values at the start of the rollout step; only `values` has
-    gradient. `weight` is that of TokenData, so the loss is reduced like the objective.
+    `weight` [N] is that of TokenData, so the loss is reduced like the objective.
 
     Example: the return is 1. The first value moved from 0 to 0.5, away from its limit of 0.2, so that the larger error,
     that of the limit, counts: 0.8^2 / 2. The second moved by 0.1:
 
     >>> values, before, returns = torch.tensor([0.5, 0.6]), torch.tensor([0.0, 0.5]), torch.tensor([1.0, 1.0])
-    >>> found = value_loss(values, before, returns, torch.tensor([1.0, 1.0]), clip=0.2)
+    >>> found = value_loss(ValueTerm(values, before, returns), torch.tensor([1.0, 1.0]), clip=0.2)
     >>> round(found.loss.item(), 4), found.clipped
     (0.4, tensor([ True, False]))
     """
+    values, before, returns = term
     moved = values - before
     limited = torch.where(moved.abs() > clip, before + moved.clamp(-clip, clip), values)
     error, limited_error = (values - returns).square(), (limited - returns).square()

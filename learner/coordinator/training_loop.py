@@ -17,7 +17,7 @@ from learner.rank.batch_training import NonFiniteGradientError
 from learner.rank.commands import Command
 from learner.rank.worker import RankWorker
 from learner.storage_retry import retry_storage
-from learner.training.trainer import Trained
+from learner.training.results import Trained
 from services.contracts import Batch, Fence, StepRecord
 from services.metrics import DAMAGED_PAYLOADS, SKIPPED_OPTIMIZER_STEPS
 from services.metrics.tables import show_step

@@ -16,7 +16,8 @@ import torch
 from learner.rank.context import RankContext
 from learner.recovery.start import archived_payloads, batch_digest
 from learner.training.minibatches import masked
-from learner.training.trainer import InterruptedTrainingError, Trained
+from learner.training.results import Trained
+from learner.training.trainer import InterruptedTrainingError
 from services.contracts import Batch, Fence
 from services.streams.delivery.payloads import SamplePayload, fetch
 

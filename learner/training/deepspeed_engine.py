@@ -26,8 +26,11 @@ def prepare_environment() -> None:
     os.environ.setdefault("LOCAL_RANK", "0")
 
 
-def training_engine(policy: PolicyModel, learner: LearnerSettings) -> Any:
-    """Create the DeepSpeed engine that trains `policy` with AdamW. Collective: every rank creates one."""
+def training_engine(policy: PolicyModel, learner: LearnerSettings, value_rate: float) -> Any:
+    """Create the DeepSpeed engine that trains `policy` with AdamW. Collective: every rank creates one.
+
+    `value_rate`: the learning rate of a value head, whose parameters are the optimizer's second group.
+    """
     import deepspeed
     import deepspeed.comm.comm as deepspeed_comm
 
@@ -40,7 +43,8 @@ def training_engine(policy: PolicyModel, learner: LearnerSettings) -> Any:
     if learner.dtype == "float64":
         _admit_float64()
     _gather_head_once(policy, learner)
-    engine, *_ = deepspeed.initialize(model=policy, model_parameters=list(policy.parameters()), config=_config(learner))
+    groups = _parameter_groups(policy, learner.learning_rate, value_rate)
+    engine, *_ = deepspeed.initialize(model=policy, model_parameters=groups, config=_config(learner))
     if dist.get_world_size() == 1 and learner.zero_stage == 0:
         # With a single rank, DeepSpeed would still copy all gradients to a new buffer and back in each step.
         engine.enable_backward_allreduce = False
@@ -65,6 +69,13 @@ def frozen(policy: PolicyModel, learner: LearnerSettings, device: torch.device) 
     # Without an optimizer, DeepSpeed only partitions and gathers.
     engine, *_ = deepspeed.initialize(model=policy, config=_precision(learner) | _zero(learner))
     return engine
+
+
+def _parameter_groups(policy: PolicyModel, rate: float, value_rate: float) -> list[dict[str, Any]]:
+    groups = [{"params": list(policy.causal_lm.parameters()), "lr": rate}]
+    if policy.value_head is not None:
+        groups.append({"params": list(policy.value_head.parameters()), "lr": value_rate})
+    return groups
 
 
 def _gather_head_once(policy: PolicyModel, learner: LearnerSettings) -> None:

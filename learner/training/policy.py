@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -52,6 +52,27 @@ class LogprobHead(nn.Module):
         return token_logprobs(hidden, targets, layer, self.temperature, entropy_gradient=self.entropy_gradient)
 
 
+class PolicyOutput(NamedTuple):
+    """The result of a forward pass for N response tokens, [N] each, in `token_dtype`: nats, and values or None."""
+
+    logprobs: Tensor
+    entropies: Tensor
+    values: Tensor | None
+
+
+class ValueHead(nn.Linear):
+    """A linear head that predicts the reward of a response at each of its tokens. Without an update it predicts 0."""
+
+    def __init__(self, width: int, dtype: torch.dtype) -> None:
+        super().__init__(width, 1, bias=False, dtype=dtype)
+        nn.init.zeros_(self.weight)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """The values [N] of hidden states [N, H]: float64 if these are, else float32."""
+        wide = torch.promote_types(hidden.dtype, torch.float32)
+        return nn.functional.linear(hidden.to(wide), self.weight.to(wide)).squeeze(-1)
+
+
 class PolicyModel(nn.Module):
     """A Hugging Face causal LM whose forward pass returns the log-probs of tokens at a sampling temperature.
 
@@ -63,6 +84,7 @@ class PolicyModel(nn.Module):
         super().__init__()
         self.causal_lm = causal_lm
         self.temperature = temperature
+        self.value_head: ValueHead | None = None
         self.head = LogprobHead(causal_lm.get_output_embeddings(), temperature, entropy_gradient=entropy_gradient)
 
     @property
@@ -77,18 +99,23 @@ class PolicyModel(nn.Module):
         attention_mask: Tensor | None,
         source: Tensor,
         targets: Tensor,
-    ) -> tuple[Tensor, Tensor]:
-        """Return (log-probs, entropies), each [N] in `token_dtype`. The arguments have the shapes of MicroBatch.
+    ) -> PolicyOutput:
+        """Run the network. The arguments have the shapes of MicroBatch.
 
-        The head runs on the N hidden states of `source` only.
+        The heads run on the N hidden states of `source` only.
         """
         output = self.causal_lm.base_model(
             input_ids=input_ids, position_ids=position_ids, attention_mask=attention_mask, use_cache=False
         )
         hidden = output.last_hidden_state
         wanted = hidden.reshape(-1, hidden.shape[-1]).index_select(0, source)
-        logprobs, entropy = self.head(wanted, targets)
-        return logprobs, entropy
+        logprobs, entropies = self.head(wanted, targets)
+        return PolicyOutput(logprobs, entropies, None if self.value_head is None else self.value_head(wanted))
+
+    def add_value_head(self) -> None:
+        """Return values too from now on."""
+        embeddings = self.causal_lm.get_input_embeddings()
+        self.value_head = ValueHead(embeddings.embedding_dim, embeddings.weight.dtype)
 
 
 def inputs(batch: MicroBatch) -> dict[str, Any]:

@@ -10,16 +10,15 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
-from learner.algorithm.loss import HISTOGRAMS, SUMS, LossSettings, TokenLoss, means, token_loss
-from learner.algorithm.parity import EngineComparison, ReplicaDifference
+from learner.algorithm.loss import HISTOGRAMS, SUMS, LossSettings, TokenLoss, token_loss
+from learner.algorithm.parity import EngineComparison
 from learner.algorithm.ratios import BINS
 from learner.training.deepspeed_engine import frozen, prepare_environment, training_engine
 from learner.training.minibatches import (
@@ -31,11 +30,13 @@ from learner.training.minibatches import (
     micro_batches,
     plan_step,
 )
-from learner.training.policy import can_share_prompts, inputs, load_policy
+from learner.training.policy import PolicyOutput, can_share_prompts, inputs, load_policy
 from learner.training.process_group import Ranks
+from learner.training.results import OptimizerStep, Trained, summary
 from learner.training.state import Counters, put, take
+from learner.training.step_start import Anchor, StepStart, Work
 from learner.training.tensor_files import HostBlock, tensor_files
-from services.contracts import Batch, OptimizerStepRecord
+from services.contracts import Batch
 from services.settings import Recipe
 from services.streams.delivery.payloads import SamplePayload
 
@@ -48,53 +49,6 @@ class InterruptedTrainingError(RuntimeError):
 
     The policy is between two versions and must not be published.
     """
-
-
-@dataclass(frozen=True)
-class Trained:
-    """The result of one rollout step: its metrics, and its optimizer steps in order."""
-
-    metrics: dict[str, float]
-    optimizer: tuple[OptimizerStepRecord, ...]
-    damaged: tuple[str, ...] = ()
-    """The payloads that could not be trained, with the reason. Their loss was masked."""
-    batch_digest: str = ""
-    """That of the batch as it was archived, with these masks."""
-    differences: dict[str, ReplicaDifference] = field(default_factory=dict)
-    """Between the log-probs of the learner and those of each rollout replica, on tokens of the same weights."""
-
-    @property
-    def optimizer_steps(self) -> int:
-        """The number of optimizer steps that were applied."""
-        return sum(step.applied for step in self.optimizer)
-
-    @property
-    def skipped(self) -> int:
-        """The number of optimizer steps that were skipped because of a non-finite gradient."""
-        return len(self.optimizer) - self.optimizer_steps
-
-
-@dataclass(frozen=True)
-class OptimizerStep:
-    """The result of one optimizer step.
-
-    sums, histograms: those of TokenLoss, over all ranks. gradient_norm: before clipping. applied: false if skipped.
-    """
-
-    sums: Tensor
-    histograms: Tensor
-    gradient_norm: float
-    applied: bool
-
-    @property
-    def record(self) -> OptimizerStepRecord:
-        """The stored form, in which values that are not finite are None, because JSON has no number for them."""
-        loss, norm = float(self.sums[SUMS.index("loss")]), self.gradient_norm
-        return OptimizerStepRecord(
-            loss=loss if math.isfinite(loss) else None,
-            gradient_norm=norm if math.isfinite(norm) else None,
-            applied=self.applied,
-        )
 
 
 class Trainer:
@@ -111,7 +65,6 @@ class Trainer:
         self._behaviour_is_proximal = recipe.algorithm.proximal == "behaviour"
         self._loss = loss_settings(recipe)
         self._ranks = ranks
-        self._short_cut = short_cut
         self._rollout_steps = 0
         self.non_finite_in_a_row = 0
         """Consecutive optimizer steps with a non-finite gradient, across rollout steps. Counted up to the limit."""
@@ -129,11 +82,22 @@ class Trainer:
         )
         self._share_prompts = can_share_prompts(policy)
         self._token_dtype = policy.token_dtype
-        self._engine = training_engine(policy, recipe.learner)
+        if recipe.algorithm.advantage == "gae":
+            policy.add_value_head()
+        self._engine = training_engine(policy, recipe.learner, recipe.algorithm.value.learning_rate)
+        self._rates = [group["lr"] for group in self._engine.optimizer.param_groups]
         self._reference: Any = None
         if self._loss.kl_coefficient > 0:
             initial = load_policy(folder, recipe.learner.dtype, recipe.rollout.temperature)
             self._reference = frozen(initial, recipe.learner, ranks.device)
+        self._start = StepStart(
+            self._engine,
+            self._reference,
+            recipe.algorithm,
+            self._check_interrupted,
+            ranks.all_reduce,
+            short_cut=short_cut,
+        )
 
     @property
     def causal_lm(self) -> Any:
@@ -178,12 +142,12 @@ class Trainer:
         sampled = None if version is None else Sampled(version, names)
         work = self._micro_batches([plan for plan in plans if plan.trainable], payloads, sampled)
         # Before the first optimizer step, because the proximal policy is the one at the start of the rollout step.
-        proximal, reference = self._proximal(work), self._reference_logprobs(work)
-        steps = [self._optimizer_step(*parts) for parts in zip(work, proximal, reference, strict=True)]
+        work, anchors = self._start.anchors(work)
+        steps = [self._optimizer_step(*parts) for parts in zip(work, anchors, strict=True)]
         self._rollout_steps += 1
         self._count_non_finite(steps)
         self._comparison.reduce(self._ranks.all_reduce)
-        return self._summary(plans, steps, rate, time.monotonic() - started)
+        return summary(plans, steps, self._comparison, rate, time.monotonic() - started)
 
     def _count_non_finite(self, steps: list[OptimizerStep]) -> None:
         for step in steps:
@@ -200,16 +164,16 @@ class Trainer:
             raise InterruptedTrainingError("training was interrupted")
 
     def _set_learning_rate(self) -> float:
-        """Set and return the learning rate: constant after a linear warm-up, in rollout steps; never 0."""
+        """Set the learning rates: constant after a linear warm-up, in rollout steps; never 0. Returns the policy's."""
         warm = self._settings.warmup_rollout_steps
-        rate = self._settings.learning_rate * (min(1.0, (self._rollout_steps + 1) / warm) if warm else 1.0)
-        for group in self._engine.optimizer.param_groups:
-            group["lr"] = rate
-        return rate
+        share = min(1.0, (self._rollout_steps + 1) / warm) if warm else 1.0
+        for group, rate in zip(self._engine.optimizer.param_groups, self._rates, strict=True):
+            group["lr"] = share * rate
+        return share * self._settings.learning_rate
 
     def _micro_batches(
         self, plans: list[MiniBatch], payloads: dict[str, SamplePayload], sampled: Sampled | None = None
-    ) -> list[list[MicroBatch]]:
+    ) -> Work:
         """This rank's micro-batches per optimizer step. Their number is equal on all ranks."""
         budget, shared = self._settings.micro_batch_tokens, self._share_prompts
         # With the behaviour log-probs as proximal ones, only the first optimizer step computes those of the start.
@@ -228,36 +192,13 @@ class Trainer:
         found: list[int] = self._ranks.all_reduce(torch.tensor(counts, dtype=torch.int64), dist.ReduceOp.MAX).tolist()
         return found
 
-    def _proximal(self, work: list[list[MicroBatch]]) -> list[list[Tensor | None]]:
-        """The proximal log-probs [N] per optimizer step and micro-batch. None: those of the policy at that time."""
-        if self._behaviour_is_proximal:
-            return [[batch.data.behaviour for batch in part] for part in work]
-        # In the first optimizer step, the current policy is the proximal one, so its log-probs serve as both.
-        fresh = 1 if self._short_cut else 0
-        return [*_nothing(work[:fresh]), *(self._logprobs(self._engine, part) for part in work[fresh:])]
-
-    def _reference_logprobs(self, work: list[list[MicroBatch]]) -> list[list[Tensor | None]]:
-        if self._reference is None:
-            return _nothing(work)
-        return [self._logprobs(self._reference, part) for part in work]
-
-    @torch.no_grad()
-    def _logprobs(self, model: Any, part: list[MicroBatch]) -> list[Tensor | None]:
-        found: list[Tensor | None] = []
-        for batch in part:
-            self._check_interrupted()
-            found.append(model(**inputs(batch))[0])
-        return found
-
-    def _optimizer_step(
-        self, part: list[MicroBatch], proximal: list[Tensor | None], reference: list[Tensor | None]
-    ) -> OptimizerStep:
+    def _optimizer_step(self, part: list[MicroBatch], anchors: list[Anchor]) -> OptimizerStep:
         sums = torch.zeros(len(SUMS), dtype=torch.float64)
         histograms = torch.zeros(len(HISTOGRAMS), BINS, dtype=torch.int64)
         for index, batch in enumerate(part):
             self._check_interrupted()
             self._engine.set_gradient_accumulation_boundary(index == len(part) - 1)
-            found = self._token_loss(batch, proximal[index], reference[index])
+            found = self._token_loss(batch, anchors[index])
             sums += found.sums
             histograms += found.histograms
             # DeepSpeed averages gradients over ranks, but the loss is already a part of the global sum.
@@ -265,11 +206,13 @@ class Trainer:
         norm, applied = self._apply()
         return OptimizerStep(self._ranks.all_reduce(sums), self._ranks.all_reduce(histograms), norm, applied)
 
-    def _token_loss(self, batch: MicroBatch, proximal: Tensor | None, reference: Tensor | None) -> TokenLoss:
-        logprobs, entropy = self._engine(**inputs(batch))
+    def _token_loss(self, batch: MicroBatch, anchor: Anchor) -> TokenLoss:
+        output: PolicyOutput = self._engine(**inputs(batch))
+        logprobs, entropy = output.logprobs, output.entropies
         current = logprobs.detach()
-        before = current if proximal is None else proximal
-        found = token_loss(logprobs, entropy, before, batch.data, self._loss, reference)
+        before = current if anchor.proximal is None else anchor.proximal
+        value = anchor.value_term(output)
+        found = token_loss(logprobs, entropy, before, batch.data, self._loss, anchor.reference, value)
         at_start = current if self._behaviour_is_proximal else before
         self._comparison.add(at_start, batch.data.behaviour, batch.replica)
         if self._behaviour_is_proximal:
@@ -295,18 +238,6 @@ class Trainer:
             return math.inf, False
         return float(self._engine.get_global_grad_norm()), True
 
-    def _summary(self, plans: list[MiniBatch], steps: list[OptimizerStep], rate: float, seconds: float) -> Trained:
-        trained = [sample for plan in plans for share in plan.shares for sample in share]
-        metrics = {
-            **_means([step for step in steps if step.applied]),
-            **self._comparison.metrics(),
-            "learning_rate": rate,
-            "zero_advantage_share": sum(sample.advantage == 0 for sample in trained) / max(len(trained), 1),
-            "skipped_optimizer_steps": float(sum(not step.applied for step in steps)),
-            "learning_seconds": seconds,
-        }
-        return Trained(metrics, tuple(step.record for step in steps), differences=self._comparison.by_replica())
-
     def close(self) -> None:
         """Release the engine. The ranks may be used again."""
         self._engine.destroy()
@@ -329,7 +260,9 @@ class Trainer:
 
     def _named(self) -> dict[str, Any]:
         # A tied tensor is listed once.
-        return dict(self.causal_lm.named_parameters())
+        named = dict(self.causal_lm.named_parameters())
+        head = self._engine.module.value_head
+        return named if head is None else named | {"value_head.weight": head.weight}
 
 
 def leave(ranks: Ranks) -> None:
@@ -339,25 +272,6 @@ def leave(ranks: Ranks) -> None:
     if deepspeed_comm.cdb is not None and dist.is_initialized():
         deepspeed_comm.destroy_process_group()
     ranks.leave()
-
-
-def _means(applied: list[OptimizerStep]) -> dict[str, float]:
-    """The metrics of the tokens in the applied optimizer steps; none, rather than zeros, if no step was applied.
-
-    The sums of a skipped step may not be finite, and a step record is JSON.
-    """
-    if not applied:
-        return {}
-    sums = torch.stack([step.sums for step in applied]).sum(0)
-    histograms = torch.stack([step.histograms for step in applied]).sum(0)
-    return means(sums, histograms) | {
-        "loss": float(sums[SUMS.index("loss")]) / len(applied),
-        "gradient_norm": sum(step.gradient_norm for step in applied) / len(applied),
-    }
-
-
-def _nothing(work: list[list[MicroBatch]]) -> list[list[Tensor | None]]:
-    return [[None] * len(part) for part in work]
 
 
 def loss_settings(recipe: Recipe) -> LossSettings:
@@ -374,6 +288,8 @@ def loss_settings(recipe: Recipe) -> LossSettings:
         icepop_high=algorithm.icepop_high,
         kl_coefficient=algorithm.kl_coefficient,
         entropy_coefficient=algorithm.entropy_coefficient,
+        value_clip=algorithm.value.clip,
+        value_coefficient=algorithm.value.coefficient if algorithm.advantage == "gae" else 0.0,
     )
 
 

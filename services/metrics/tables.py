@@ -52,6 +52,7 @@ _STEP_METRICS = {
     "ratio_p99": ("policy_p99_ratio", "Current over proximal probability, 99th percentile of the tokens."),
     "response_length": ("response_length_tokens", "Mean response length."),
     "response_tokens": ("response_tokens", "Response tokens judged since the previous batch."),
+    "return_mean": ("return", "Mean return of the trained tokens, which the value head learns."),
     "reward": ("reward", "Mean shaped reward, before filtering."),
     "rollout_tokens_per_trained_token": (
         "rollout_to_trained_tokens_ratio",
@@ -67,6 +68,12 @@ _STEP_METRICS = {
     "trained_tokens": ("trained_tokens", "Tokens in the loss."),
     "truncated_share": ("truncated_ratio", "Responses cut at the length limit."),
     "unknown_verdicts": ("unknown_verdicts", "Unknown verdicts since the previous batch."),
+    "value_clip_share": ("value_clip_ratio", "Trained tokens whose value loss was clipped."),
+    "value_explained_variance": (
+        "value_explained_variance_ratio",
+        "1 - the squared error of the values / the variance of the returns.",
+    ),
+    "value_loss": ("value_loss", "Half the mean squared error of the values."),
     "weight_effective_sample_size": (
         "weight_effective_sample_size_ratio",
         "Effective sample size of the importance weights in force.",

@@ -23,6 +23,7 @@ from services.settings.sections import (
     ModelSettings,
     WeightsSettings,
 )
+from services.settings.value import ValueSettings
 
 __all__ = [
     "HELD_OUT",
@@ -42,6 +43,7 @@ __all__ = [
     "ResourceRequest",
     "SourceSettings",
     "StarvationSettings",
+    "ValueSettings",
     "WeightsSettings",
     "load_cluster_limits",
     "load_expiry",

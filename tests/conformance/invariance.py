@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 from learner.training.process_group import Ranks, end_with
 from learner.training.trainer import leave
-from tests.learner.cases import EVERYTHING, ICEPOP, Case, run_case
+from tests.learner.cases import EVERYTHING, ICEPOP, PPO, Case, run_case
 
 DOUBLE = Case("", stage=0, dtype="float64")
 """ZeRO of DeepSpeed keeps its weights in float32, so float64 runs without ZeRO, except in WIDENED."""
@@ -62,6 +62,17 @@ STEPS = {
     for case in (
         replace(DOUBLE, name="two-steps", data="four", budget=40, mini_batch_groups=2, algorithm=EVERYTHING),
         replace(
+            DOUBLE,
+            name="ppo-zero-3-widened",
+            data="four",
+            budget=40,
+            mini_batch_groups=2,
+            algorithm=PPO,
+            stage=3,
+            widened=True,
+        ),
+        replace(DOUBLE, name="ppo", data="four", budget=40, mini_batch_groups=2, algorithm=PPO),
+        replace(
             DOUBLE, name="partial", data="four", budget=40, mini_batch_groups=3, algorithm=ICEPOP, gradient_clip=0.1
         ),
     )
@@ -83,6 +94,8 @@ EVERY_COMMIT_TWO_RANKS = {
     "zero-3-lopsided",
     "zero-3-everything-widened",
     "two-steps",
+    "ppo",
+    "ppo-zero-3-widened",
 }
 """The other cases are marked slow. They cover no other code, only each stage with each kind of data."""
 

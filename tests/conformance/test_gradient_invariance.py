@@ -18,7 +18,8 @@ from torch import Tensor
 
 from learner.algorithm.loss import HISTOGRAMS, PERCENTILES
 from learner.training.process_group import Ranks
-from learner.training.trainer import Trained, leave
+from learner.training.results import Trained
+from learner.training.trainer import leave
 from tests.conformance import dense
 from tests.conformance.faults import FAULTS
 from tests.conformance.invariance import CASES, EVERY_COMMIT_ONE_RANK, EVERY_COMMIT_TWO_RANKS, STEPS

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from learner.algorithm.values import gae, moments, value_loss, whitened
+from learner.algorithm.values import ValueTerm, gae, moments, value_loss, whitened
 
 by_paper = pytest.mark.conformance(
     formula="A_t = sum (gamma lambda)^l delta_(t+l), returns = A + V (GAE Eq. 16)", setting="advantage = gae"
@@ -84,7 +84,7 @@ def test_the_value_loss_and_its_gradient(clip: float) -> None:
     values = torch.randn(50, dtype=torch.float64, requires_grad=True)
     before, returns = torch.randn(50, dtype=torch.float64), torch.randn(50, dtype=torch.float64)
     weight = torch.rand(50, dtype=torch.float64)
-    found = value_loss(values, before, returns, weight, clip)
+    found = value_loss(ValueTerm(values, before, returns), weight, clip)
     terms = []
     for value, old, target, share in zip(values, before, returns, weight, strict=True):
         change = float(value.detach() - old)
@@ -101,5 +101,5 @@ def test_the_value_loss_and_its_gradient(clip: float) -> None:
 @clipped_values
 def test_a_filler_has_no_value_loss() -> None:
     values = torch.tensor([3.0], requires_grad=True)
-    found = value_loss(values, torch.zeros(1), torch.zeros(1), torch.zeros(1), 0.2)
+    found = value_loss(ValueTerm(values, torch.zeros(1), torch.zeros(1)), torch.zeros(1), 0.2)
     assert (found.loss.item(), found.clipped.tolist()) == (0.0, [False])

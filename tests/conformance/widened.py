@@ -9,12 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
-from torch import Tensor
 
 
 @contextmanager
@@ -35,14 +32,3 @@ def in_float64() -> Iterator[None]:
         zero_init = partition_parameters.InsertPostInitMethodToModuleSubClasses
         patch.setattr(zero_init, "_set_dtype", lambda self, config, dtype: setattr(self, "dtype", torch.float32))
         yield
-
-
-def full_moment(parameter: Any) -> Tensor:
-    """Adam's first moment of a whole parameter at stage 1 or 2, in float64. DeepSpeed's own function rounds it."""
-    whole = torch.zeros(parameter.numel(), dtype=torch.float64)
-    mapping = parameter._hp_mapping
-    if mapping is not None:
-        held = mapping.lp_fragment_address
-        whole.narrow(0, held.start, held.numel).copy_(mapping.get_hp_fragment("exp_avg"))
-    dist.all_reduce(whole)
-    return whole.view(parameter.shape)

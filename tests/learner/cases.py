@@ -6,8 +6,8 @@ Must not be used outside tests.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,12 +21,14 @@ from torch import Tensor
 from learner.algorithm import logprobs
 from learner.training.minibatches import MicroBatch, longest_shared_row, micro_batches, plan_step
 from learner.training.process_group import Ranks
-from learner.training.trainer import Trained, Trainer
+from learner.training.results import Trained
+from learner.training.state import STAGES
+from learner.training.trainer import Trainer
 from services.contracts import Batch, BatchGroup, BatchSample, SamplerState, VersionSpan
 from services.settings import Recipe, parse_recipe
 from services.streams.delivery.payloads import SamplePayload
 from tests.conformance import dense
-from tests.conformance.widened import full_moment, in_float64
+from tests.conformance.widened import in_float64
 
 VOCABULARY = 107
 TEMPERATURE = 0.7
@@ -43,6 +45,11 @@ EVERYTHING = {
     "kl_coefficient": 0.3,
     "entropy_coefficient": 0.05,
     "reduction": "group_token",
+}
+PPO = EVERYTHING | {
+    "correction": "truncated_is",
+    "advantage": "gae",
+    "value": {"discount": 0.99, "gae_lambda": 0.9, "clip": 0.05, "coefficient": 0.3, "learning_rate": 1e-2},
 }
 ICEPOP = EVERYTHING | {"correction": "icepop", "icepop_low": 0.8, "icepop_high": 1.2, "reduction": "sample"}
 
@@ -182,26 +189,39 @@ def open_trainer(folder: Path, case: Case, ranks: Ranks) -> Trainer:
     trainer = Trainer(folder, recipe(folder, case), ranks, short_cut=case.short_cut)
     trainer._share_prompts = trainer._share_prompts and case.share_prompts
     if case.given_proximal:
-        trainer._proximal = lambda work: [
+        trainer._start._proximal = lambda work, known=None: [
             [shifted(micro_batch.data.behaviour) for micro_batch in part] for part in work
         ]  # type: ignore[method-assign]
+    if trainer._engine.module.value_head is not None:
+        _set_value_head(trainer, trainer._engine.module.value_head.weight)
     if trainer._reference is not None:
         _scale(trainer, list(trainer._reference.parameters()))
     return trainer
 
 
-@torch.no_grad()
+def value_weight(width: int) -> Tensor:
+    """The value head of the cases, float64 [1, width]: its values are about as large as rewards."""
+    return torch.sin(torch.arange(width, dtype=torch.float64))[None] / width**0.5
+
+
+def _set_value_head(trainer: Trainer, weight: Any) -> None:
+    with _modified(trainer, [weight]):
+        weight.copy_(value_weight(getattr(weight, "ds_shape", weight.shape)[1]))
+
+
 def _scale(trainer: Trainer, parameters: list[Any]) -> None:
-    if not trainer.partitioned:
+    with _modified(trainer, parameters):
         for parameter in parameters:
             parameter.mul_(REFERENCE_SCALE)
-        return
+
+
+@contextmanager
+def _modified(trainer: Trainer, parameters: list[Any]) -> Iterator[None]:
+    """Make `parameters` whole, and keep what the body, without gradient, does to them."""
     import deepspeed
 
-    with deepspeed.zero.GatheredParameters(parameters, modifier_rank=0):
-        if torch.distributed.get_rank() == 0:
-            for parameter in parameters:
-                parameter.mul_(REFERENCE_SCALE)
+    with deepspeed.zero.GatheredParameters(parameters, modifier_rank=0, enabled=trainer.partitioned), torch.no_grad():
+        yield
 
 
 def run_case(folder: Path, case: Case, ranks: Ranks) -> tuple[dict[str, Tensor], Trained]:
@@ -219,20 +239,21 @@ def _run(folder: Path, case: Case, ranks: Ranks) -> tuple[dict[str, Tensor], Tra
     own = {sample.payload for plan in plans for sample in plan.shares[ranks.rank]}
     trained = trainer.train(plans, {key: payloads[key] for key in own}, batch.version)
     found = {}
-    for name, parameter in trainer.causal_lm.named_parameters():
+    for name, parameter in trainer._named().items():
         with trainer.gathered([parameter]):
             found[f"weight.{name}"] = parameter.detach().clone()
-        found[f"moment.{name}"] = _moment(trainer, case, parameter).clone()
+        found[f"moment.{name}"] = _moment(trainer, case, name, parameter, ranks).clone()
     trainer.close()
     return found, trained
 
 
-def _moment(trainer: Trainer, case: Case, parameter: Any) -> Any:
+def _moment(trainer: Trainer, case: Case, name: str, parameter: Any, ranks: Ranks) -> Any:
     if case.stage == 0:
         return trainer._engine.optimizer.state[parameter]["exp_avg"]
-    if case.widened and case.stage < 3:
-        return full_moment(parameter)
-    return safe_get_full_optimizer_state(parameter, "exp_avg")
+    if case.stage == 3:
+        return safe_get_full_optimizer_state(parameter, "exp_avg")
+    # DeepSpeed's own function rounds to float32, and does not find the second group of parameters.
+    return STAGES[case.stage](trainer._engine, trainer._named(), ranks)._whole(name, "exp_avg", 0)
 
 
 def micro_batch_counts(folder: Path, case: Case, ranks: int) -> list[int]:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
@@ -32,10 +33,10 @@ from tests.learner.running import draw_batch
 NEVER = threading.Event()
 
 
-def open_trainer(model: Path, stage: int, dtype: str, ranks: Ranks) -> Trainer:
+def open_trainer(model: Path, stage: int, dtype: str, ranks: Ranks, **algorithm: Any) -> Trainer:
     # The warm-up's learning rate shows whether its counter was restored; weight decay, whether the weights were.
     learner = {"zero_stage": stage, "dtype": dtype, "warmup_rollout_steps": 8, "weight_decay": 0.1}
-    return Trainer(model, parse_recipe(recipe_document(model, learner=learner)), ranks)
+    return Trainer(model, parse_recipe(recipe_document(model, learner=learner, algorithm=algorithm)), ranks)
 
 
 def train(trainer: Trainer, version: int, rank: int) -> tuple[OptimizerStepRecord, ...]:

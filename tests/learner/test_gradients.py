@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from learner.training.process_group import Ranks
-from learner.training.trainer import Trained, Trainer, leave
+from learner.training.results import Trained
+from learner.training.trainer import Trainer, leave
 from services.contracts import Batch
 from services.streams.delivery.payloads import SamplePayload
 from tests.conformance import dense

@@ -14,7 +14,8 @@ import torch
 from learner.algorithm.parity import NOT_COMPARED, EngineComparison, ReplicaDifference
 from learner.coordinator.parity_gate import JUDGED_TOKENS, differing, explanation
 from learner.training.process_group import Ranks
-from learner.training.trainer import Trained, Trainer, leave
+from learner.training.results import Trained
+from learner.training.trainer import Trainer, leave
 from services.contracts import Batch, BatchGroup, BatchSample, SamplerState, VersionSpan
 from services.settings import Recipe, parse_recipe
 from services.streams.delivery.payloads import SamplePayload

@@ -46,21 +46,21 @@ def alone() -> Ranks:
     leave(ranks)
 
 
-def check_continuation(model: Path, folder: Path, stage: int, dtype: str, ranks: Ranks) -> None:
+def check_continuation(model: Path, folder: Path, stage: int, dtype: str, ranks: Ranks, **algorithm: str) -> None:
     """Two steps, a state on disk, two steps; then the last two again from the disk, and all four without it."""
-    writer = open_trainer(model, stage, dtype, ranks)
+    writer = open_trainer(model, stage, dtype, ranks, **algorithm)
     before = [train(writer, version, ranks.rank) for version in (0, 1)]
     write_state(writer.capture(), folder, ranks.rank)
     after = [train(writer, version, ranks.rank) for version in (2, 3)]
     ended = parameters_of(writer)
     writer.close()
     ranks.all_reduce(torch.zeros(1))  # all files are written
-    reader = open_trainer(model, stage, dtype, ranks)
+    reader = open_trainer(model, stage, dtype, ranks, **algorithm)
     reader.restore(files_of(folder))
     assert [train(reader, version, ranks.rank) for version in (2, 3)] == after
     assert all(torch.equal(bits(tensor), bits(ended[name])) for name, tensor in parameters_of(reader).items())
     reader.close()
-    undisturbed = open_trainer(model, stage, dtype, ranks)
+    undisturbed = open_trainer(model, stage, dtype, ranks, **algorithm)
     assert [train(undisturbed, version, ranks.rank) for version in range(4)] == before + after
     undisturbed.close()
     assert len({record.gradient_norm for part in before + after for record in part}) == 8
@@ -77,6 +77,22 @@ def test_one_rank_continues_as_if_it_had_not_stopped(
     tiny_model: Path, tmp_path: Path, alone: Ranks, stage: int, dtype: str
 ) -> None:
     check_continuation(tiny_model, tmp_path, stage, dtype, alone)
+
+
+@pytest.mark.parametrize(
+    ("stage", "dtype"),
+    [
+        (0, "float64"),
+        (1, "bfloat16"),
+        (2, "float32"),
+        (3, "bfloat16"),
+        pytest.param(0, "bfloat16", marks=pytest.mark.slow),
+    ],
+)
+def test_a_value_head_continues_too(tiny_model: Path, tmp_path: Path, alone: Ranks, stage: int, dtype: str) -> None:
+    check_continuation(tiny_model, tmp_path, stage, dtype, alone, preset="ppo")
+    kept = tensors_of(tmp_path)
+    assert all(float(kept[f"{kind}.value_head.weight"].abs().max()) > 0 for kind in ("master", "exp_avg", "exp_avg_sq"))
 
 
 @pytest.mark.parametrize("stage", STAGES)

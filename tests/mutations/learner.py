@@ -269,12 +269,58 @@ LEARNER: dict[str, list[tuple[str, str, str]]] = {
         ("filler: counts", "zero = torch.zeros(1, dtype=torch.float64)", "zero = torch.ones(1, dtype=torch.float64)"),
     ],
     "learner/training/deepspeed_engine.py": [
+        ("value head: at the policy's learning rate", '"lr": value_rate}', '"lr": rate}'),
         ("AdamW: other betas", '"betas": [0.9, 0.999]', '"betas": [0.9, 0.95]'),
         ("AdamW: weight decay ignored", '"weight_decay": learner.weight_decay', '"weight_decay": 0.0'),
     ],
     "learner/training/policy.py": [
         ("policy: temperature forgotten", "layer, self.temperature, entropy", "layer, 1.0, entropy"),
         ("policy: entropies without gradient", "entropy_gradient=self.entropy_gradient", "entropy_gradient=False"),
+    ],
+    "learner/training/step_start.py": [
+        (
+            "proximal: the current policy at every optimizer step",
+            "fresh = 1 if self._short_cut else 0",
+            "fresh = len(work)",
+        ),
+        (
+            "proximal: behaviour setting ignored",
+            "return [[batch.data.behaviour for batch in part] for part in work]",
+            "return _nothing(work)",
+        ),
+        (
+            "reference: the policy in training",
+            "self._logprobs(self._reference, part)",
+            "self._logprobs(self._policy, part)",
+        ),
+        (
+            "values: those of the next micro-batch",
+            "values = [[output.values for output in part if output.values is not None] for part in before]",
+            "values = [[output.values for output in part if output.values is not None][::-1] for part in before]",
+        ),
+    ],
+    "learner/training/token_advantages.py": [
+        ("whitening: by the moments of one rank", "total = all_reduce(total)", "total = total.clone()"),
+        ("whitening: fillers count", "batch.data.weight > 0)", "batch.data.weight >= 0)"),
+    ],
+    "learner/algorithm/values.py": [
+        ("GAE: the reward at every token", "torch.where(follows, 0.0, reward.double())", "reward.double()"),
+        ("GAE: the value of the next response", "sample[:-1] == sample[1:]", "sample[:-1] == sample[:-1]"),
+        ("GAE: lambda without the discount", "discount * trace)", "trace)"),
+        (
+            "GAE: sums of half the reach",
+            "found, reach, power = found + power * further, 2 * reach, power * power",
+            "found, reach, power = found + power * further, 2 * reach + 1, power * power",
+        ),
+        ("GAE: the returns are the rewards", "(advantage + exact)", "(reward.double())"),
+        ("value loss: the smaller error", "torch.maximum(error, limited_error)", "torch.minimum(error, limited_error)"),
+        (
+            "value loss: the clip around the return",
+            "before + moved.clamp(-clip, clip)",
+            "returns + moved.clamp(-clip, clip)",
+        ),
+        ("value loss: not halved", "limited_error)).sum() / 2", "limited_error)).sum()"),
+        ("whitening: without the mean", "(advantage - mean) /", "advantage /"),
     ],
     "learner/training/trainer.py": [
         (
@@ -296,21 +342,6 @@ LEARNER: dict[str, list[tuple[str, str, str]]] = {
         ("warm-up: counts optimizer steps", "self._rollout_steps += 1", "self._rollout_steps += len(steps)"),
         ("ranks: gradients averaged, not summed", "found.loss * self._ranks.world", "found.loss"),
         ("ranks: metrics of one rank", "OptimizerStep(self._ranks.all_reduce(sums),", "OptimizerStep(sums,"),
-        (
-            "proximal: the current policy at every optimizer step",
-            "fresh = 1 if self._short_cut else 0",
-            "fresh = len(work)",
-        ),
-        (
-            "proximal: behaviour setting ignored",
-            "return [[batch.data.behaviour for batch in part] for part in work]",
-            "return _nothing(work)",
-        ),
-        (
-            "reference: the policy in training",
-            "self._logprobs(self._reference, part)",
-            "self._logprobs(self._engine, part)",
-        ),
         (
             "constant_length: the setting ignored",
             "recipe.algorithm.constant_length or recipe.rollout.max_new_tokens",

@@ -46,6 +46,12 @@ NEAR = {
         "tests/conformance/test_mini_batches.py",
         "tests/conformance/test_gradient_any_cut.py",
     ),
+    "learner/training/step_start.py": ("tests/learner/test_gradients.py", "tests/conformance/test_value_head.py"),
+    "learner/training/token_advantages.py": (
+        "tests/conformance/test_value_head.py",
+        "tests/conformance/test_gradient_invariance.py",
+    ),
+    "learner/algorithm/values.py": ("tests/conformance/test_values.py",),
     "learner/training/shares.py": ("tests/conformance/test_mini_batches.py",),
     "learner/training/policy.py": ("tests/learner/test_gradients.py",),
     "learner/training/deepspeed_engine.py": ("tests/learner/test_gradients.py",),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 SAMPLING: dict[str, list[tuple[str, str, str]]] = {
     "services/sampler/advantage/advantages.py": [
+        ("gae: centred", "return list(rewards)", "return _centred(rewards)"),
         ("group_std: biased", "return _scaled(rewards, degrees=1)", "return _scaled(rewards, degrees=0)"),
         ("group_std_biased: unbiased", "return _scaled(rewards, degrees=0)", "return _scaled(rewards, degrees=1)"),
         ("group_std: variance for std", "(math.sqrt(variance) + STD_FLOOR)", "(variance + STD_FLOOR)"),
@@ -143,7 +144,7 @@ SAMPLING: dict[str, list[tuple[str, str, str]]] = {
         ("dapo: the script's warm-up", "Setting(20, ", "Setting(10, "),
         ("dapo: the script's dual clip", 'Setting(None, f"{PAPER} Eq. 8 has none")', 'Setting(10.0, "")'),
         ("dapo: symmetric clip", "Setting(0.28, ", "Setting(0.2, "),
-        ("dapo-verl: the paper's weight decay", "Setting(0.1, ", "Setting(0.0, "),
+        ("dapo-verl: the paper's weight decay", 'Setting(0.1, f"{SCRIPT}: weight', 'Setting(0.0, f"{SCRIPT}: weight'),
         ("dapo-verl: the surplus waits", 'Setting(0, f"{CODE}: generation', 'Setting(1, f"{CODE}: generation'),
         ("grpo: DAPO's reduction", 'Setting("sample", ', 'Setting("token", '),
         ("presets: they overrule the recipe", "document.setdefault(name, value)", "document[name] = value"),

@@ -28,6 +28,8 @@ WITHOUT_UNIT = {
     "penstock_replicas_desired": "counts replicas, as kube_deployment_spec_replicas and its status metrics do",
     "penstock_step_reward": "dimensionless, -2 to 1",
     "penstock_step_loss": "dimensionless",
+    "penstock_step_return": "as the reward",
+    "penstock_step_value_loss": "dimensionless",
     "penstock_step_gradient_norm": "dimensionless",
     "penstock_step_learning_rate": "dimensionless",
 }
@@ -80,6 +82,7 @@ def step_metrics():
     policy = CommittedPolicy(version=3, step=3, version_steps='{"3": 3}')
     batch = make_batch(settings, 4, policy, {"g": group}, state, window.metrics())
     sums = torch.ones(len(SUMS))
+    sums[SUMS.index("return_squared")] = 2.0
     learned = means(sums, torch.ones(len(HISTOGRAMS), 513, dtype=torch.int64))
     comparison = EngineComparison(["a"])
     comparison.add(sums, sums, torch.zeros(len(SUMS), dtype=torch.int64))

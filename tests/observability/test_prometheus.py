@@ -28,6 +28,9 @@ SERVICES = {"api", "sampler", "verifier", "rollout", "learner"}
 NOT_EXPORTED = {
     "ALERTS": "Prometheus writes it while an alert is pending or firing",
     "penstock_step_reference_kl_nats": "the recipe has no KL term",
+    "penstock_step_value_clip_ratio": "the recipe has no value head",
+    "penstock_step_value_explained_variance_ratio": "the recipe has no value head",
+    "penstock_step_value_loss": "the recipe has no value head",
 }
 """Metrics that a healthy run does not export, and why."""
 EMPTY = {
@@ -37,6 +40,7 @@ EMPTY = {
     "Errors": "no request was answered with 5xx",
     "Waits for space": "there is enough space",
     "KL to the reference": "the recipe has no KL term",
+    "Value head": "the recipe has no value head",
 }
 """Panels that are empty for a healthy run, and why."""
 

@@ -58,6 +58,12 @@ LEARNER = Board(
                 span=10,
             ),
             Panel("KL to the reference", "Only if algorithm.kl_coefficient is set.", step("reference_kl_nats"), span=6),
+            Panel(
+                "Value head",
+                "Only with algorithm.advantage = gae: loss, explained variance of the returns, clipped tokens.",
+                step("value_loss", "value_explained_variance_ratio", "value_clip_ratio"),
+                span=6,
+            ),
         ),
         "Distance from the sampling policy": (
             Panel(
