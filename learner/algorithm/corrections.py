@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from learner.algorithm.kl import k3
-from learner.algorithm.ratios import LARGEST_GAP, log_ratio
+from learner.algorithm.ratios import LARGEST_GAP, log_ratio, response_sums
 
 
 class WeightLimits(NamedTuple):
@@ -89,9 +89,7 @@ def truncated_is_sequence(gap: Tensor, sample: Tensor, limits: WeightLimits) -> 
     >>> weighted.capped
     tensor([ True,  True, False, False])
     """
-    # In float64, so that the order in which a GPU sums a long response has no visible effect.
-    sums = torch.zeros(int(sample.max()) + 1, dtype=torch.float64, device=gap.device)
-    totals = sums.index_add(0, sample, gap.double()).clamp(-LARGEST_GAP, LARGEST_GAP)
+    totals = response_sums(gap, sample).clamp(-LARGEST_GAP, LARGEST_GAP)
     return truncated_is(totals[sample].to(gap.dtype), sample, limits)
 
 

@@ -60,7 +60,7 @@ from torch import Tensor
 from learner.algorithm.clipping import CLIPPINGS, Clipped, dual_clip
 from learner.algorithm.corrections import Correction, WeightLimits, correct, effective_share
 from learner.algorithm.kl import k3
-from learner.algorithm.ratios import histogram, log_ratio, percentile
+from learner.algorithm.ratios import RATIOS, histogram, percentile
 from learner.algorithm.values import ValueLoss, ValueTerm, value_loss
 
 SUMS = (
@@ -98,7 +98,7 @@ PERCENTILES = (1, 50, 99)
 
 @dataclass(frozen=True)
 class LossSettings:
-    """The entries of CLIPPINGS and CORRECTIONS to apply, and their numbers. `correction` is never `auto`.
+    """The entries of CLIPPINGS, CORRECTIONS and RATIOS to apply, and their numbers. `correction` is never `auto`.
 
     Names and meanings are those of the `algorithm` section of a recipe; `value_coefficient` is 0 without a value head.
     """
@@ -113,6 +113,7 @@ class LossSettings:
     icepop_high: float
     kl_coefficient: float
     entropy_coefficient: float
+    ratio: str = "token"
     value_clip: float = 0.2
     value_coefficient: float = 0.0
 
@@ -122,7 +123,8 @@ class TokenData:
     """The inputs of each trained token: floats [N] in the dtype of the log-probs, and `sample` int64 [N].
 
     behaviour: the log-prob (nats) with which the token was sampled.
-    advantage: one value per token. Group-relative estimators repeat that of the response; GAE's vary within it.
+    advantage: one value per token. Group-relative estimators repeat that of the response; GAE's vary within it, which
+    the ratio `sequence` would not keep apart.
     weight: the weight of the reduction divided by its normaliser. 0 marks a filler, which counts nowhere.
     sample: the response of this micro-batch to which the token belongs, counted from 0. A response is never split over
     micro-batches.
@@ -159,7 +161,7 @@ def token_loss(
     """-sum(weight x (correction x clipped objective - kl_coefficient x k3 + entropy_coefficient x entropy)).
 
     With `value`, value_coefficient x `value_loss` is added (PPO, arXiv 1707.06347 Eq. 9). The objective is that of the
-    ratio r = exp(logprobs - proximal) (DAPO Eq. 8, with the decoupled ratio).
+    ratio r = exp(logprobs - proximal) (DAPO Eq. 8, with the decoupled ratio), or that of the response (`settings.ratio`).
     logprobs, entropy, proximal, reference: [N], nats, all float32 or all float64; the loss has the same dtype. Gradient
     flows through `logprobs`, and through `entropy` only with an entropy coefficient. `reference` holds the log-probs of
     the reference policy. Raises ValueError unless it is given exactly when kl_coefficient > 0. The docstring of this
@@ -171,9 +173,9 @@ def token_loss(
             f"reference: {given} is not valid with kl_coefficient = {settings.kl_coefficient}: "
             "expected log-probs exactly when kl_coefficient > 0"
         )
-    gap = log_ratio(logprobs, proximal)
+    gap = RATIOS[settings.ratio](logprobs, proximal, data.sample)
     ratio = torch.exp(gap)
-    clipped = CLIPPINGS[settings.clipping](ratio, data.advantage, settings.clip_low, settings.clip_high)
+    clipped = CLIPPINGS[settings.clipping](logprobs, ratio, data.advantage, settings.clip_low, settings.clip_high)
     if settings.dual_clip is not None:
         clipped = dual_clip(clipped, ratio, data.advantage, settings.dual_clip)
     limits = WeightLimits(settings.correction_cap, settings.icepop_low, settings.icepop_high)

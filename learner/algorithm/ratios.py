@@ -1,4 +1,4 @@
-"""Owns the log-ratio of the log-probs of two policies, kept finite, and its distribution as an additive histogram.
+"""Owns the log-ratio of two policies, of a token or of a response, kept finite, and its distribution as a histogram.
 
 Must not know which policies are compared, or why.
 """
@@ -6,6 +6,7 @@ Must not know which policies are compared, or why.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -27,6 +28,63 @@ _WIDTH = 2 * _REACH / BINS
 def log_ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
     """numerator - denominator, clamped to +-LARGEST_GAP nats. Log-probs [N] in, [N] out; no gradient where clamped."""
     return (numerator - denominator).clamp(-LARGEST_GAP, LARGEST_GAP)
+
+
+def response_sums(values: Tensor, sample: Tensor) -> Tensor:
+    """The sum of the `values` [N] over the tokens of each response: float64 [responses].
+
+    sample: int64 [N], the response of each token, counted from 0, as in TokenData.
+    In float64, so that the order in which a GPU sums a long response has no visible effect.
+
+    >>> response_sums(torch.tensor([1.0, 2.0, 4.0]), torch.tensor([0, 0, 1])).tolist()
+    [3.0, 4.0]
+    """
+    sums = torch.zeros(int(sample.max()) + 1, dtype=torch.float64, device=values.device)
+    return sums.index_add(0, sample, values.double())
+
+
+def token(logprobs: Tensor, proximal: Tensor, sample: Tensor) -> Tensor:
+    """log r = log pi(y_t) - log pi_old(y_t), for each token on its own (PPO, arXiv 1707.06347; GRPO; DAPO)."""
+    return log_ratio(logprobs, proximal)
+
+
+def sequence(logprobs: Tensor, proximal: Tensor, sample: Tensor) -> Tensor:
+    """log s = the mean of log pi(y_t) - log pi_old(y_t) over a response of |y| tokens, repeated for each of them.
+
+    s = (pi(y) / pi_old(y))^(1/|y|) is the ratio of the whole response, normalised by its length (GSPO, arXiv 2507.18071
+    Eq. 7). The gradient of s is s times the mean gradient of the log-probs (Eq. 10), so it reaches every token.
+
+    Example: the ratios of the first response are 2 and 1/2, so s = 1. Those of the second are 4 and 1, so s = 2:
+
+    >>> logprobs, proximal = torch.tensor([0.4, 0.2, 0.4, 0.5]).log(), torch.tensor([0.2, 0.4, 0.1, 0.5]).log()
+    >>> torch.exp(sequence(logprobs, proximal, torch.tensor([0, 0, 1, 1])))
+    tensor([1., 1., 2., 2.])
+    """
+    tokens = response_sums(torch.ones_like(logprobs), sample)
+    means = response_sums(logprobs - proximal, sample) / tokens
+    return means.clamp(-LARGEST_GAP, LARGEST_GAP).index_select(0, sample).to(logprobs.dtype)
+
+
+def sequence_token(logprobs: Tensor, proximal: Tensor, sample: Tensor) -> Tensor:
+    """log s as in `sequence`, with the gradient of the token's own log-prob (GSPO-token, arXiv 2507.18071 Eq. 14).
+
+    s_t = sg(s) pi(y_t) / sg(pi(y_t)), where sg stops the gradient. If advantage and weight are the same for all tokens
+    of a response, the gradient of the loss is that of `sequence`. If they differ, each token is driven by its own.
+
+    >>> logprobs, proximal = torch.tensor([0.4, 0.2, 0.4, 0.5]).log(), torch.tensor([0.2, 0.4, 0.1, 0.5]).log()
+    >>> torch.exp(sequence_token(logprobs, proximal, torch.tensor([0, 0, 1, 1])))
+    tensor([1., 1., 2., 2.])
+    """
+    return sequence(logprobs, proximal, sample).detach() + (logprobs - logprobs.detach())
+
+
+RATIOS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "token": token,
+    "sequence": sequence,
+    "sequence_token": sequence_token,
+}
+"""The entries by `algorithm.ratio`. Arguments: log-probs [N] and proximal log-probs [N] in nats; sample [N], the
+response of each token, as in TokenData. The result is the log-ratio [N] whose exponential is clipped."""
 
 
 def histogram(log_ratios: Tensor) -> Tensor:

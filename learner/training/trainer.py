@@ -288,6 +288,7 @@ def loss_settings(recipe: Recipe) -> LossSettings:
         icepop_high=algorithm.icepop_high,
         kl_coefficient=algorithm.kl_coefficient,
         entropy_coefficient=algorithm.entropy_coefficient,
+        ratio=algorithm.ratio,
         value_clip=algorithm.value.clip,
         value_coefficient=algorithm.value.coefficient if algorithm.advantage == "gae" else 0.0,
     )

@@ -84,7 +84,11 @@ class OverlongSettings(Section):
 class AlgorithmSettings(Section):
     """DAPO's parts, each with its switch. `preset` fills in what the recipe does not give; presets.py has the sources.
 
-    `symmetric` clips at 1 +- clip_low. `dual_clip` bounds the loss of negative advantages at that ratio (null: off).
+    `ratio`: what is clipped, the ratio of each `token`, or that of the whole response normalised by its length (GSPO:
+    `sequence`, or `sequence_token`, with which the tokens of a response may differ in weight). `symmetric` clips at
+    1 +- clip_low; `cispo` clips the weight of each token, which keeps its gradient. With clip_low 1 there is no lower
+    bound.
+    `dual_clip` bounds the loss of negative advantages at that ratio (null: off).
     `constant_length` divides each response's sum (null: rollout.max_new_tokens). `proximal`: the log-probs in the
     denominator of the clipped ratio. `icepop_low`, `icepop_high`: the range of importance ratios that `icepop` keeps.
     `value`: the value head of `advantage: gae`, with which a group may be a single response.
@@ -92,8 +96,9 @@ class AlgorithmSettings(Section):
 
     preset: Literal["dapo", "dapo-verl", "grpo", "ppo"] = "dapo"
     group_size: Positive = 16
-    clipping: Literal["symmetric", "clip_higher"] = "clip_higher"
-    clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    ratio: Literal["token", "sequence", "sequence_token"] = "token"
+    clipping: Literal["symmetric", "clip_higher", "cispo"] = "clip_higher"
+    clip_low: Annotated[float, Field(gt=0, le=1)] = 0.2
     clip_high: Annotated[float, Field(gt=0)] = 0.28
     dual_clip: Annotated[float, Field(gt=1)] | None = None
     reduction: Literal["token", "group_token", "sample", "sequence_sum", "constant_length"] = "token"
@@ -117,6 +122,11 @@ class AlgorithmSettings(Section):
             raise ValueError(invalid("clip_high", self.clip_high, expected))
         if self.dual_clip is not None and self.dual_clip <= 1 + self.clip_high:
             raise ValueError(invalid("dual_clip", self.dual_clip, f"more than 1 + clip_high = {1 + self.clip_high}"))
+        if self.clipping == "cispo":
+            self._fits_cispo()
+        if self.ratio == "sequence" and self.correction == "icepop":
+            expected = "another with ratio = 'sequence', which trains masked tokens too ('sequence_token' does not)"
+            raise ValueError(invalid("correction", self.correction, expected))
         if self.proximal == "behaviour" and self.correction not in ("auto", "none"):
             expected = "'auto' or 'none' with proximal = 'behaviour', which leaves nothing to correct"
             raise ValueError(invalid("correction", self.correction, expected))
@@ -134,6 +144,14 @@ class AlgorithmSettings(Section):
                 invalid("constant_length", self.constant_length, "null unless reduction = 'constant_length'")
             )
         return self
+
+    def _fits_cispo(self) -> None:
+        if self.ratio != "token":
+            expected = "'token' with clipping = 'cispo', which weights each token by its own ratio"
+            raise ValueError(invalid("ratio", self.ratio, expected))
+        if self.dual_clip is not None:
+            expected = "null with clipping = 'cispo', which bounds the weight for any advantage"
+            raise ValueError(invalid("dual_clip", self.dual_clip, expected))
 
 
 class RolloutSettings(Section):

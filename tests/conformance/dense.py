@@ -67,8 +67,18 @@ def _importance_weight(name: str, importance: Tensor, algorithm: AlgorithmSettin
     return weights[name]
 
 
-def _objective(ratio: Tensor, advantage: float, algorithm: AlgorithmSettings) -> Tensor:
+def _ratio(logprobs: Tensor, before: Tensor, name: str) -> Tensor:
+    """The ratio of each token of a response: its own, or the geometric mean of all (GSPO Eq. 7, GSPO-token Eq. 14)."""
+    own = torch.exp(logprobs - before)
+    whole = own.prod() ** (1 / len(own)) * torch.ones_like(own)
+    ratios = {"token": own, "sequence": whole, "sequence_token": whole.detach() * own / own.detach()}
+    return ratios[name]
+
+
+def _objective(logprobs: Tensor, ratio: Tensor, advantage: float, algorithm: AlgorithmSettings) -> Tensor:
     clipped = ratio.clamp(1 - algorithm.clip_low, 1 + algorithm.clip_high)
+    if algorithm.clipping == "cispo":
+        return clipped.detach() * advantage * logprobs
     found = torch.minimum(ratio * advantage, clipped * advantage)
     if algorithm.dual_clip is not None and advantage < 0:
         found = found.clamp(min=algorithm.dual_clip * advantage)
@@ -124,7 +134,8 @@ def terms(
             before = proximal(payload, logprobs.detach())
             importance = torch.exp(before - behaviour(payload, before))
             weight = _importance_weight(recipe.correction, importance, algorithm)
-            gain = weight * _objective(torch.exp(logprobs - before), sample.advantage, algorithm)
+            ratio = _ratio(logprobs, before, algorithm.ratio)
+            gain = weight * _objective(logprobs, ratio, sample.advantage, algorithm)
             if reference is not None:
                 gap = reference[sample.payload][0].detach() - logprobs
                 gain = gain - algorithm.kl_coefficient * (torch.exp(gap) - gap - 1)

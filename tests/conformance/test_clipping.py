@@ -1,4 +1,4 @@
-"""The clipped surrogate for both signs of the advantage on both sides of the ratio, for every entry of the table."""
+"""The clipped surrogate for both signs of the advantage on both sides of the ratio; test_cispo.py has CISPO's."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FORMULAS = {
 }
 CLIPPED = [
     pytest.param(name, marks=pytest.mark.conformance(formula=FORMULAS[name], setting=f"clipping = {name}"))
-    for name in CLIPPINGS
+    for name in FORMULAS
 ]
 UPPER = {"clip_higher": 1.28, "symmetric": 1.2}
 
@@ -35,7 +35,7 @@ UPPER = {"clip_higher": 1.28, "symmetric": 1.2}
 )
 def test_four_corners(name: str, ratio: float, advantage: float, low: bool, high: bool, slope: float) -> None:
     ratios = torch.tensor([ratio], requires_grad=True)
-    found = CLIPPINGS[name](ratios, torch.tensor([advantage]), 0.2, 0.28)
+    found = CLIPPINGS[name](torch.zeros(1), ratios, torch.tensor([advantage]), 0.2, 0.28)
     objective = {1.5: UPPER[name], 0.5: 0.8}[ratio] * advantage if low or high else ratio * advantage
     assert found.objective.item() == pytest.approx(objective)
     assert (found.low.item(), found.high.item(), found.dual.item()) == (low, high, False)
@@ -74,7 +74,8 @@ def test_how_far_an_unlikely_token_may_rise(name: str, high: float, limit: float
 def test_dual_clip(ratio: float, advantage: float, objective: float, slope: float, dual: bool) -> None:
     ratios = torch.tensor([ratio], requires_grad=True)
     gained = torch.tensor([advantage])
-    found = dual_clip(CLIPPINGS["clip_higher"](ratios, gained, 0.2, 0.28), ratios, gained, 3.0)
+    clipped = CLIPPINGS["clip_higher"](torch.zeros(1), ratios, gained, 0.2, 0.28)
+    found = dual_clip(clipped, ratios, gained, 3.0)
     assert found.objective.item() == pytest.approx(objective)
     assert found.dual.item() is dual
     found.objective.sum().backward()

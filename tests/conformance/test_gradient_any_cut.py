@@ -36,11 +36,20 @@ from tests.learner.cases import (
     shifted,
 )
 
+SEQUENCE = {"ratio": "sequence", "clip_low": 0.05, "clip_high": 0.05, "dual_clip": 1.1, "entropy_coefficient": 0.05}
+CISPO = {"clipping": "cispo", "clip_low": 1.0, "clip_high": 0.1, "correction": "truncated_is", "kl_coefficient": 0.3}
 LOSSES = {
     "plain": Case("plain"),
     "everything": Case("everything", algorithm=EVERYTHING, given_proximal=True),
     "icepop": Case("icepop", algorithm=ICEPOP, given_proximal=True),
     "behaviour": Case("behaviour", algorithm={"proximal": "behaviour", "dual_clip": 1.5}),
+    "sequence": Case("sequence", algorithm=SEQUENCE | {"correction": "truncated_is"}, given_proximal=True),
+    "sequence-behaviour": Case("sequence-behaviour", algorithm={"ratio": "sequence", "proximal": "behaviour"}),
+    "sequence-token": Case(
+        "sequence-token", algorithm=ICEPOP | SEQUENCE | {"ratio": "sequence_token"}, given_proximal=True
+    ),
+    "cispo": Case("cispo", algorithm=CISPO, given_proximal=True),
+    "cispo-behaviour": Case("cispo-behaviour", algorithm={"clipping": "cispo", "proximal": "behaviour"}),
 }
 GROUPS = st.lists(
     st.tuples(st.integers(1, 8), st.lists(st.tuples(st.integers(0, 12), st.booleans()), min_size=2, max_size=4)),
@@ -177,7 +186,7 @@ any_cut = pytest.mark.conformance(
 @any_cut
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("reduction", REDUCTIONS)
-@settings(max_examples=15, phases=PHASES)
+@settings(max_examples=20, phases=PHASES)
 @DRAWN
 def test_any_cut(small: Path, reduction: str, **example: Any) -> None:
     check_cut(small, reduction, **example)

@@ -9,7 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from learner.algorithm.clipping import CLIPPINGS
 from learner.algorithm.loss import SUMS, LossSettings, TokenData, TokenLoss, means, token_loss
+from learner.algorithm.ratios import RATIOS
 
 DAPO = LossSettings("clip_higher", 0.2, 0.28, None, "truncated_is", 2.0, 0.5, 5.0, 0.0, 0.0)
 EVERYTHING = replace(
@@ -164,18 +166,20 @@ def _run(whole: Tokens, chosen: LossSettings) -> TokenLoss:
 
 
 @pytest.mark.conformance(formula="one sum over the mini-batch, for any micro-batches", setting="micro_batch_tokens")
-@settings(max_examples=60)
+@settings(max_examples=120)
 @given(
     lengths=st.lists(st.integers(1, 9), min_size=2, max_size=8),
     seed=st.integers(0, 10**6),
     data=st.data(),
     correction=st.sampled_from(["none", "importance", "truncated_is", "truncated_is_sequence", "icepop"]),
+    ratio=st.sampled_from(sorted(RATIOS)),
+    clipping=st.sampled_from(sorted(CLIPPINGS)),
 )
 def test_any_split_and_order_gives_the_same(
-    lengths: list[int], seed: int, data: st.DataObject, correction: str
+    lengths: list[int], seed: int, data: st.DataObject, correction: str, ratio: str, clipping: str
 ) -> None:
     """The loss, gradient, sums and histograms of the parts add up to those of the whole."""
-    chosen = replace(EVERYTHING, correction=correction)
+    chosen = replace(EVERYTHING, correction=correction, ratio=ratio, clipping=clipping)
     whole = _tokens(lengths, seed)
     order = data.draw(st.permutations(range(len(lengths))))
     cut = data.draw(st.integers(1, len(lengths) - 1))
@@ -191,14 +195,18 @@ def test_any_split_and_order_gives_the_same(
 
 @pytest.mark.conformance(formula="a filler (weight 0) changes nothing", setting="fillers")
 @settings(max_examples=30)
-@given(lengths=st.lists(st.integers(1, 9), min_size=1, max_size=5), seed=st.integers(0, 10**6))
-def test_fillers_count_nowhere(lengths: list[int], seed: int) -> None:
+@given(
+    lengths=st.lists(st.integers(1, 9), min_size=1, max_size=5),
+    seed=st.integers(0, 10**6),
+    ratio=st.sampled_from(sorted(RATIOS)),
+)
+def test_fillers_count_nowhere(lengths: list[int], seed: int, ratio: str) -> None:
     """A last response of weight 0, as in the filler of a rank, changes no loss, gradient or metric."""
-    whole = _tokens([*lengths, 4], seed)
+    whole, chosen = _tokens([*lengths, 4], seed), replace(EVERYTHING, ratio=ratio)
     data = whole[3]
     padded = (*whole[:3], replace(data, weight=torch.where(data.sample == len(lengths), 0.0, data.weight)), whole[4])
-    expected = _run(_part(whole, list(range(len(lengths)))), EVERYTHING)
-    found = _run(padded, EVERYTHING)
+    expected = _run(_part(whole, list(range(len(lengths)))), chosen)
+    found = _run(padded, chosen)
     assert found.loss.item() == pytest.approx(expected.loss.item(), rel=1e-12)
     assert torch.allclose(found.sums, expected.sums, rtol=1e-12)
     assert torch.equal(found.histograms, expected.histograms)
@@ -206,10 +214,12 @@ def test_fillers_count_nowhere(lengths: list[int], seed: int) -> None:
 
 
 @eq_8
-def test_the_gradient_is_the_slope_of_the_loss() -> None:
+@pytest.mark.parametrize("ratio", ["token", "sequence"])
+def test_the_gradient_is_the_slope_of_the_loss(ratio: str) -> None:
     """Finite differences in float64, with all terms enabled. The correction weight is constant, as it must be."""
+    chosen = replace(EVERYTHING, ratio=ratio)
     whole = _tokens([4, 3], seed=11)
     logprobs, entropy = whole[0], whole[1].requires_grad_()
     assert torch.autograd.gradcheck(
-        lambda first, second: _run((first, second, *whole[2:]), EVERYTHING).loss, (logprobs, entropy)
+        lambda first, second: _run((first, second, *whole[2:]), chosen).loss, (logprobs, entropy)
     )

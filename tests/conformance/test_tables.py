@@ -9,6 +9,7 @@ import pytest
 
 from learner.algorithm.clipping import CLIPPINGS
 from learner.algorithm.corrections import CORRECTIONS
+from learner.algorithm.ratios import RATIOS
 from learner.algorithm.reductions import REDUCTIONS
 from services.sampler.advantage.advantages import ADVANTAGES
 from services.sampler.advantage.rewards import PUNISHMENTS
@@ -25,6 +26,7 @@ def _literals(section: type, field: str) -> set[Any]:
     ("section", "field", "table"),
     [
         (AlgorithmSettings, "reduction", REDUCTIONS),
+        (AlgorithmSettings, "ratio", RATIOS),
         (AlgorithmSettings, "clipping", CLIPPINGS),
         (AlgorithmSettings, "correction", [*CORRECTIONS, "auto"]),  # the recipe replaces `auto` with one of the others
         (AlgorithmSettings, "advantage", ADVANTAGES),

@@ -59,8 +59,24 @@ LEARNER: dict[str, list[tuple[str, str, str]]] = {
         ("clip: only the clipped term", "torch.minimum(ratio * advantage, bounded * advantage)", "bounded * advantage"),
         (
             "symmetric: clips higher",
-            "return clip_higher(ratio, advantage, low, low)",
-            "return clip_higher(ratio, advantage, low, high)",
+            "return clip_higher(logprobs, ratio, advantage, low, low)",
+            "return clip_higher(logprobs, ratio, advantage, low, high)",
+        ),
+        ("cispo: gradient through the weight", "weight = ratio.detach().clamp(", "weight = ratio.clamp("),
+        (
+            "cispo: clipped tokens lose their gradient",
+            "objective=weight * advantage * logprobs",
+            "objective=weight * advantage * torch.where(weight == ratio, logprobs, logprobs.detach())",
+        ),
+        (
+            "cispo: no log-prob, so no gradient",
+            "objective=weight * advantage * logprobs",
+            "objective=weight * advantage + 0 * logprobs",
+        ),
+        (
+            "cispo: clipped on the harmless side only",
+            "weight = ratio.detach().clamp(1.0 - low, 1.0 + high)",
+            "weight = clip_higher(logprobs, ratio, advantage, low, high).objective.detach() / advantage",
         ),
         (
             "clip: low share counts rewarded tokens",
@@ -105,18 +121,49 @@ LEARNER: dict[str, list[tuple[str, str, str]]] = {
         ),
         (
             "loss: ratio against the behaviour policy",
-            "gap = log_ratio(logprobs, proximal)",
-            "gap = log_ratio(logprobs, data.behaviour)",
+            "gap = RATIOS[settings.ratio](logprobs, proximal, data.sample)",
+            "gap = RATIOS[settings.ratio](logprobs, data.behaviour, data.sample)",
         ),
         ("loss: fillers in the metrics", "real = data.weight > 0", "real = data.weight >= 0"),
     ],
     "learner/algorithm/ratios.py": [
         ("log-ratio: upside down", "(numerator - denominator).clamp", "(denominator - numerator).clamp"),
+        (
+            "response sums: responses mixed",
+            "sums.index_add(0, sample, values.double())",
+            "sums.index_add(0, sample * 0, values.double())",
+        ),
+        (
+            "sequence: product instead of the geometric mean",
+            "means = response_sums(logprobs - proximal, sample) / tokens",
+            "means = response_sums(logprobs - proximal, sample)",
+        ),
+        (
+            "sequence: mean over all responses",
+            "means = response_sums(logprobs - proximal, sample) / tokens",
+            "means = (logprobs - proximal).double().mean() + 0 * tokens",
+        ),
+        ("sequence: without gradient", "return means.clamp(", "return means.detach().clamp("),
+        ("sequence: unbounded", "means.clamp(-LARGEST_GAP, LARGEST_GAP).index_select", "means.index_select"),
+        (
+            "sequence_token: gradient of the whole response",
+            "return sequence(logprobs, proximal, sample).detach() + (logprobs - logprobs.detach())",
+            "return sequence(logprobs, proximal, sample)",
+        ),
+        (
+            "sequence_token: the token's own ratio",
+            "return sequence(logprobs, proximal, sample).detach() + (logprobs - logprobs.detach())",
+            "return log_ratio(logprobs, proximal)",
+        ),
         ("percentiles: rank one too high", "(counts.cumsum(0) < rank).sum()", "(counts.cumsum(0) <= rank).sum()"),
         ("histogram: coarse around 0", "SCALE = 1e-3\n", "SCALE = 1e-1\n"),
     ],
     "learner/algorithm/corrections.py": [
-        ("log-ratio: unbounded", "gap.double()).clamp(-LARGEST_GAP, LARGEST_GAP)", "gap.double())"),
+        (
+            "log-ratio: unbounded",
+            "response_sums(gap, sample).clamp(-LARGEST_GAP, LARGEST_GAP)",
+            "response_sums(gap, sample)",
+        ),
         (
             "none: weighs after all",
             "return Weighted(torch.ones_like(gap), _never(gap), _never(gap))",
@@ -142,11 +189,6 @@ LEARNER: dict[str, list[tuple[str, str, str]]] = {
             "truncated_is_sequence: mean instead of product",
             "return truncated_is(totals[sample].to(gap.dtype), sample, limits)",
             "return truncated_is((totals / sample.bincount())[sample].to(gap.dtype), sample, limits)",
-        ),
-        (
-            "truncated_is_sequence: responses mixed",
-            "index_add(0, sample, gap.double())",
-            "index_add(0, sample * 0, gap.double())",
         ),
         (
             "icepop: lower bound ignored",
@@ -347,6 +389,8 @@ LEARNER: dict[str, list[tuple[str, str, str]]] = {
             "recipe.algorithm.constant_length or recipe.rollout.max_new_tokens",
             "recipe.rollout.max_new_tokens",
         ),
+        ("ratio: the setting ignored", "ratio=algorithm.ratio", 'ratio="token"'),
+        ("clipping: the setting ignored", "clipping=algorithm.clipping", 'clipping="clip_higher"'),
         ("dual clip: the setting ignored", "dual_clip=algorithm.dual_clip", "dual_clip=None"),
         ("correction cap: the clip's", "correction_cap=algorithm.correction_cap", "correction_cap=algorithm.clip_high"),
         ("gradient clip: at stage 0 forgotten", "parameters(), self._settings.gradient_clip)", "parameters(), 1e9)"),

@@ -12,6 +12,7 @@ import pytest
 
 from learner.algorithm.clipping import CLIPPINGS
 from learner.algorithm.corrections import CORRECTIONS
+from learner.algorithm.ratios import RATIOS
 from learner.algorithm.reductions import REDUCTIONS
 from services.sampler.advantage.advantages import ADVANTAGES
 from services.sampler.advantage.rewards import PUNISHMENTS
@@ -46,7 +47,7 @@ def test_names_are_unique() -> None:
     assert len({mutation.name for mutation in ALL}) == len(ALL)
 
 
-OTHERS = ("symmetric", "overlong", "overlong, published")
+OTHERS = ("symmetric", "cispo", "sequence", "sequence_token", "overlong", "overlong, published")
 
 
 @each("entry", [*REDUCTIONS, *CORRECTIONS, *ADVANTAGES, *OTHERS])
@@ -54,7 +55,8 @@ def test_every_table_entry_has_a_mutation(entry: str) -> None:
     assert any(mutation.name.startswith(f"{entry}:") for mutation in MUTATIONS), (
         "CLIPPINGS' clip_higher is `clip:` here"
     )
-    assert set(CLIPPINGS) == {"clip_higher", "symmetric"}
+    assert set(CLIPPINGS) == {"clip_higher", "symmetric", "cispo"}
+    assert set(RATIOS) == {"token", "sequence", "sequence_token"}, "`token` is `loss:` here"
     assert set(PUNISHMENTS) == {"paper", "published"}, "`overlong:` and `overlong, published:` here"
 
 

@@ -94,6 +94,22 @@ from tests.harness.small_run import recipe_document
             ["algorithm.correction: 'icepop' is not valid: expected 'auto' or 'none'"],
         ),
         (
+            {"algorithm": {"ratio": "sequence", "correction": "icepop"}},
+            ["algorithm.correction: 'icepop' is not valid: expected another with ratio = 'sequence'"],
+        ),
+        (
+            {"algorithm": {"ratio": "sequence", "clipping": "cispo"}},
+            ["algorithm.ratio: 'sequence' is not valid: expected 'token' with clipping = 'cispo'"],
+        ),
+        (
+            {"algorithm": {"clipping": "cispo", "dual_clip": 10.0}},
+            ["algorithm.dual_clip: 10.0 is not valid: expected null with clipping = 'cispo'"],
+        ),
+        (
+            {"algorithm": {"clip_low": 1.1}},
+            ["algorithm.clip_low: 1.1 is not valid: expected a number less than or equal to 1"],
+        ),
+        (
             {"algorithm": {"icepop_low": 2.0}},
             ["algorithm.icepop_low: 2.0 is not valid: expected icepop_low < 1 < icepop_high"],
         ),
