@@ -160,8 +160,8 @@ def token_loss(
 ) -> TokenLoss:
     """-sum(weight x (correction x clipped objective - kl_coefficient x k3 + entropy_coefficient x entropy)).
 
-    With `value`, value_coefficient x `value_loss` is added (PPO, arXiv 1707.06347 Eq. 9). The objective is that of the
-    ratio r = exp(logprobs - proximal) (DAPO Eq. 8, with the decoupled ratio), or that of the response (`settings.ratio`).
+    With `value`, value_coefficient x `value_loss` is added (PPO, arXiv 1707.06347 Eq. 9). The objective is that of
+    r = exp(logprobs - proximal) (DAPO Eq. 8, with the decoupled ratio), or of the ratio that `settings.ratio` names.
     logprobs, entropy, proximal, reference: [N], nats, all float32 or all float64; the loss has the same dtype. Gradient
     flows through `logprobs`, and through `entropy` only with an entropy coefficient. `reference` holds the log-probs of
     the reference policy. Raises ValueError unless it is given exactly when kl_coefficient > 0. The docstring of this

@@ -14,6 +14,10 @@ CODE = "verl recipe/dapo"
 PPO_PAPER = "PPO (arXiv 1707.06347)"
 TRL = "TRL's PPO trainer"
 CHOICE = "Penstock's choice"
+DR = "Dr. GRPO paper (arXiv 2503.20783)"
+DR_SCRIPT = "understand-r1-zero qwen2.5-math-7b.sh"
+GSPO_PAPER = "GSPO paper (arXiv 2507.18071)"
+M1 = "MiniMax-M1 (arXiv 2506.13585)"
 
 
 class Setting(NamedTuple):
@@ -25,6 +29,7 @@ class Setting(NamedTuple):
 
 DAPO: dict[str, Setting] = {
     "algorithm.group_size": Setting(16, f"{PAPER} 4.1: 16 responses per prompt"),
+    "algorithm.ratio": Setting("token", f"{PAPER} Eq. 8"),
     "algorithm.clipping": Setting("clip_higher", f"{PAPER} Eq. 10"),
     "algorithm.clip_low": Setting(0.2, f"{PAPER} 4.1: epsilon_low"),
     "algorithm.clip_high": Setting(0.28, f"{PAPER} 4.1: epsilon_high"),
@@ -83,24 +88,93 @@ GRPO: dict[str, Setting] = DAPO | {
     "learner.warmup_rollout_steps": Setting(0, f"{CHOICE}: DeepSeekMath states none"),
 }
 
-PPO: dict[str, Setting] = DAPO | {
-    "algorithm.group_size": Setting(1, f"{PPO_PAPER} has no groups"),
-    "algorithm.clipping": Setting("symmetric", f"{PPO_PAPER} Eq. 7"),
-    "algorithm.clip_low": Setting(0.2, f"{PPO_PAPER} 6.1: epsilon = 0.2"),
-    "algorithm.clip_high": Setting(0.2, f"{PPO_PAPER} 6.1: epsilon = 0.2"),
-    "algorithm.advantage": Setting("gae", f"{PPO_PAPER} Eq. 11"),
-    "algorithm.value.discount": Setting(1.0, f"{TRL}: gamma; {PPO_PAPER} has 0.99, for endless episodes"),
-    "algorithm.value.gae_lambda": Setting(0.95, f"{PPO_PAPER} table 3"),
-    "algorithm.value.whiten": Setting(True, f"{TRL} whitens advantages"),
-    "algorithm.value.clip": Setting(0.2, f"{TRL}: cliprange_value; not in the paper"),
-    "algorithm.value.coefficient": Setting(0.1, f"{TRL}: vf_coef; {PPO_PAPER} Eq. 9: c1"),
-    "algorithm.value.learning_rate": Setting(1e-5, f"{CHOICE}: ten times the policy's"),
-    "algorithm.overlong.punishment": Setting(False, f"{PPO_PAPER} has none"),
-    "algorithm.dynamic_sampling.enabled": Setting(False, f"{PPO_PAPER} has none"),
-    "learner.warmup_rollout_steps": Setting(0, f"{CHOICE}: {PPO_PAPER} has none"),
-}
 
-PRESETS: Mapping[str, Mapping[str, Setting]] = {"dapo": DAPO, "dapo-verl": DAPO_VERL, "grpo": GRPO, "ppo": PPO}
+def _from_dapo(stated: dict[str, Setting]) -> dict[str, Setting]:
+    """A preset with the `stated` values; the others are those of `dapo`, and their source says so."""
+    return {path: Setting(value, f"{CHOICE}: as in dapo") for path, (value, _) in DAPO.items()} | stated
+
+
+DR_GRPO = _from_dapo(
+    {
+        "algorithm.group_size": Setting(8, f"{DR} Table 6; {DR_SCRIPT}: num_samples 8"),
+        "algorithm.ratio": Setting("token", f"{DR} Fig. 1: per token, as in GRPO"),
+        "algorithm.clipping": Setting("symmetric", f"{DR} Fig. 1: one epsilon, as in GRPO"),
+        "algorithm.clip_low": Setting(0.2, f"{DR} Table 6"),
+        "algorithm.clip_high": Setting(0.2, f"{DR} Table 6"),
+        "algorithm.dual_clip": Setting(None, f"{DR} Fig. 1 has none"),
+        "algorithm.reduction": Setting("constant_length", f"{DR} 3.2: no 1/|o|; a constant, the generation limit"),
+        "algorithm.advantage": Setting("group_mean", f"{DR} 3.2: R - mean, no division by std"),
+        "algorithm.kl_coefficient": Setting(0.0, f"{DR} Table 6; {DR_SCRIPT}: beta 0"),
+        "algorithm.overlong.punishment": Setting(False, f"{DR} has none: a rule-based reward alone"),
+        "algorithm.dynamic_sampling.enabled": Setting(False, f"{DR} has none"),
+        "rollout.temperature": Setting(1.0, f"{DR} Table 6; {DR_SCRIPT}: temperature 1"),
+        "rollout.top_p": Setting(1.0, f"{DR} Table 6; {DR_SCRIPT}: top_p 1"),
+        "learner.learning_rate": Setting(1e-6, f"{DR} Table 6; {DR_SCRIPT}: learning_rate 0.000001"),
+        "learner.warmup_rollout_steps": Setting(0, f"{DR} Table 6: constant; {DR_SCRIPT}: lr_scheduler constant"),
+        "learner.weight_decay": Setting(0.0, f"{DR} Table 6"),
+        "learner.gradient_clip": Setting(1.0, f"{DR} Table 6"),
+    },
+)
+
+GSPO = _from_dapo(
+    {
+        "algorithm.ratio": Setting("sequence", f"{GSPO_PAPER} Eq. 7"),
+        "algorithm.clipping": Setting("clip_higher", f"{GSPO_PAPER} Eq. 5, with the two ranges of 5.1"),
+        "algorithm.clip_low": Setting(3e-4, f"{GSPO_PAPER} 5.1: left range"),
+        "algorithm.clip_high": Setting(4e-4, f"{GSPO_PAPER} 5.1: right range"),
+        "algorithm.dual_clip": Setting(None, f"{GSPO_PAPER} Eq. 5 has none"),
+        "algorithm.reduction": Setting("sample", f"{GSPO_PAPER} Eq. 5: mean over responses; a response has one ratio"),
+        "algorithm.advantage": Setting("group_std", f"{GSPO_PAPER} Eq. 6 writes std(); n - 1 is {CHOICE}"),
+        "algorithm.kl_coefficient": Setting(0.0, f"{GSPO_PAPER} Eq. 5 omits KL; its value in 5.1 is not stated"),
+        "algorithm.overlong.punishment": Setting(False, f"{CHOICE}: {GSPO_PAPER} describes none"),
+        "algorithm.dynamic_sampling.enabled": Setting(False, f"{CHOICE}: {GSPO_PAPER} describes none"),
+        "learner.warmup_rollout_steps": Setting(0, f"{CHOICE}: {GSPO_PAPER} states none"),
+    },
+)
+
+CISPO = _from_dapo(
+    {
+        "algorithm.ratio": Setting("token", f"{M1} Eq. 4"),
+        "algorithm.clipping": Setting("cispo", f"{M1} Eq. 4 and 5"),
+        "algorithm.clip_low": Setting(1.0, f"{M1} 3.1: no lower bound (a large epsilon; from 1 on there is none)"),
+        "algorithm.clip_high": Setting(4.0, f"{CHOICE}, weights up to 5: {M1} 3.1 tunes it and states no value"),
+        "algorithm.dual_clip": Setting(None, f"{M1} Eq. 4 has none"),
+        "algorithm.reduction": Setting("token", f"{M1} Eq. 4: 1 / sum of |o_i|"),
+        "algorithm.advantage": Setting("group_std", f"{M1} 3.1: that of GRPO; n - 1 is {CHOICE}"),
+        "algorithm.kl_coefficient": Setting(0.0, f"{M1} 3.1: no KL term"),
+        "algorithm.overlong.punishment": Setting(True, f"{M1} 3.1: DAPO's length penalty"),
+        "algorithm.dynamic_sampling.enabled": Setting(True, f"{M1} 3.1: DAPO's dynamic sampling"),
+    },
+)
+
+PPO = _from_dapo(
+    {
+        "algorithm.group_size": Setting(1, f"{PPO_PAPER} has no groups"),
+        "algorithm.clipping": Setting("symmetric", f"{PPO_PAPER} Eq. 7"),
+        "algorithm.clip_low": Setting(0.2, f"{PPO_PAPER} 6.1: epsilon = 0.2"),
+        "algorithm.clip_high": Setting(0.2, f"{PPO_PAPER} 6.1: epsilon = 0.2"),
+        "algorithm.advantage": Setting("gae", f"{PPO_PAPER} Eq. 11"),
+        "algorithm.value.discount": Setting(1.0, f"{TRL}: gamma; {PPO_PAPER} has 0.99, for endless episodes"),
+        "algorithm.value.gae_lambda": Setting(0.95, f"{PPO_PAPER} table 3"),
+        "algorithm.value.whiten": Setting(True, f"{TRL} whitens advantages"),
+        "algorithm.value.clip": Setting(0.2, f"{TRL}: cliprange_value; not in the paper"),
+        "algorithm.value.coefficient": Setting(0.1, f"{TRL}: vf_coef; {PPO_PAPER} Eq. 9: c1"),
+        "algorithm.value.learning_rate": Setting(1e-5, f"{CHOICE}: ten times the policy's"),
+        "algorithm.overlong.punishment": Setting(False, f"{PPO_PAPER} has none"),
+        "algorithm.dynamic_sampling.enabled": Setting(False, f"{PPO_PAPER} has none"),
+        "learner.warmup_rollout_steps": Setting(0, f"{CHOICE}: {PPO_PAPER} has none"),
+    },
+)
+
+PRESETS: Mapping[str, Mapping[str, Setting]] = {
+    "dapo": DAPO,
+    "dapo-verl": DAPO_VERL,
+    "grpo": GRPO,
+    "dr-grpo": DR_GRPO,
+    "gspo": GSPO,
+    "cispo": CISPO,
+    "ppo": PPO,
+}
 """By algorithm.preset; keys are dotted paths into a recipe."""
 
 

@@ -94,7 +94,7 @@ class AlgorithmSettings(Section):
     `value`: the value head of `advantage: gae`, with which a group may be a single response.
     """
 
-    preset: Literal["dapo", "dapo-verl", "grpo", "ppo"] = "dapo"
+    preset: Literal["dapo", "dapo-verl", "grpo", "dr-grpo", "gspo", "cispo", "ppo"] = "dapo"
     group_size: Positive = 16
     ratio: Literal["token", "sequence", "sequence_token"] = "token"
     clipping: Literal["symmetric", "clip_higher", "cispo"] = "clip_higher"

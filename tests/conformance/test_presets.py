@@ -13,6 +13,7 @@ from services.settings import PRESETS, load_recipe, parse_recipe
 # DAPO, arXiv 2503.14476: section 4.1 and Eq. 8 to 13.
 PAPER: dict[str, Any] = {
     "algorithm.group_size": 16,
+    "algorithm.ratio": "token",
     "algorithm.clipping": "clip_higher",
     "algorithm.clip_low": 0.2,
     "algorithm.clip_high": 0.28,
@@ -79,11 +80,49 @@ PPO: dict[str, Any] = PAPER | {
     "algorithm.dynamic_sampling.enabled": False,
     "learner.warmup_rollout_steps": 0,
 }
-STATED = {"dapo": PAPER, "dapo-verl": SCRIPT, "grpo": GRPO, "ppo": PPO}
+# Dr. GRPO, arXiv 2503.20783: section 3.2 and Table 6.
+DR_GRPO: dict[str, Any] = PAPER | {
+    "algorithm.group_size": 8,
+    "algorithm.clipping": "symmetric",
+    "algorithm.clip_high": 0.2,
+    "algorithm.reduction": "constant_length",
+    "algorithm.advantage": "group_mean",
+    "algorithm.overlong.punishment": False,
+    "algorithm.dynamic_sampling.enabled": False,
+    "learner.warmup_rollout_steps": 0,
+}
+# GSPO, arXiv 2507.18071: Eq. 5 to 7, section 5.1.
+GSPO: dict[str, Any] = PAPER | {
+    "algorithm.ratio": "sequence",
+    "algorithm.clip_low": 3e-4,
+    "algorithm.clip_high": 4e-4,
+    "algorithm.reduction": "sample",
+    "algorithm.overlong.punishment": False,
+    "algorithm.dynamic_sampling.enabled": False,
+    "learner.warmup_rollout_steps": 0,
+}
+# MiniMax-M1, arXiv 2506.13585: section 3.1. It states no upper bound of the weight.
+CISPO: dict[str, Any] = PAPER | {
+    "algorithm.clipping": "cispo",
+    "algorithm.clip_low": 1.0,
+    "algorithm.clip_high": 4.0,
+}
+STATED = {
+    "dapo": PAPER,
+    "dapo-verl": SCRIPT,
+    "grpo": GRPO,
+    "dr-grpo": DR_GRPO,
+    "gspo": GSPO,
+    "cispo": CISPO,
+    "ppo": PPO,
+}
 SOURCES = {
     "dapo": "DAPO 4.1, Eq. 8 to 13",
     "dapo-verl": "run_dapo_qwen2.5_32b.sh",
     "grpo": "DeepSeekMath Eq. 3",
+    "dr-grpo": "Dr. GRPO 3.2, Table 6",
+    "gspo": "GSPO Eq. 5 to 7, 5.1",
+    "cispo": "MiniMax-M1 3.1",
     "ppo": "PPO Eq. 7 to 11",
 }
 CASES = [
@@ -107,6 +146,17 @@ def test_a_preset_has_the_values_of_its_source(name: str, path: str, expected: A
         "limits": {"rollout_steps": 1, "max_inflight_groups": 1000},
     }
     assert _value(parse_recipe(bare), path) == expected
+
+
+@pytest.mark.parametrize(("name", "correction"), [("gspo", "truncated_is"), ("cispo", "truncated_is")])
+@pytest.mark.conformance(formula="auto: truncated IS above staleness 0, else none", setting="correction = auto")
+def test_presets_of_other_ratios_are_corrected(name: str, correction: str) -> None:
+    document: dict[str, Any] = {"name": "bare", "model": {"path": "/m"}, "algorithm": {"preset": name}}
+    limits: dict[str, Any] = {"rollout_steps": 1, "max_inflight_groups": 1000}
+    assert parse_recipe(document | {"limits": limits}).correction == correction
+    assert parse_recipe(document | {"limits": limits | {"max_staleness": 0}}).correction == "none"
+    document["algorithm"]["proximal"] = "behaviour"
+    assert parse_recipe(document | {"limits": limits}).correction == "none"
 
 
 @pytest.mark.conformance(formula="every value has a source", setting="algorithm.preset")

@@ -146,7 +146,10 @@ SAMPLING: dict[str, list[tuple[str, str, str]]] = {
         ("dapo: symmetric clip", "Setting(0.28, ", "Setting(0.2, "),
         ("dapo-verl: the paper's weight decay", 'Setting(0.1, f"{SCRIPT}: weight', 'Setting(0.0, f"{SCRIPT}: weight'),
         ("dapo-verl: the surplus waits", 'Setting(0, f"{CODE}: generation', 'Setting(1, f"{CODE}: generation'),
-        ("grpo: DAPO's reduction", 'Setting("sample", ', 'Setting("token", '),
+        ("grpo: DAPO's reduction", 'Setting("sample", "DeepSeekMath', 'Setting("token", "DeepSeekMath'),
+        ("dr-grpo: divides by the standard deviation", 'Setting("group_mean", ', 'Setting("group_std", '),
+        ("gspo: the ratio of tokens", 'Setting("sequence", ', 'Setting("token", '),
+        ("cispo: a lower bound", 'Setting(1.0, f"{M1}', 'Setting(0.2, f"{M1}'),
         ("presets: they overrule the recipe", "document.setdefault(name, value)", "document[name] = value"),
     ],
     "verifier/sandbox/pool.py": [

@@ -123,7 +123,10 @@ from tests.harness.small_run import recipe_document
         ),
         (
             {"algorithm": {"preset": "reinforce"}},
-            ["algorithm.preset: 'reinforce' is not valid: expected 'dapo', 'dapo-verl', 'grpo' or 'ppo'"],
+            [
+                "algorithm.preset: 'reinforce' is not valid: expected 'dapo',",
+                "'grpo', 'dr-grpo', 'gspo', 'cispo' or 'ppo'",
+            ],
         ),
         ({"algorithm": "dapo"}, ["algorithm: 'dapo' is not valid: expected a mapping"]),
         (
