@@ -42,7 +42,7 @@ LEARNER = Board(
         "Clipping": (
             Panel(
                 "Clipped tokens",
-                "Ratio of tokens whose gradient is clipped: low (A < 0), high (A > 0), dual clip.",
+                "Ratio of clipped tokens: low, high, dual clip. They have no gradient, except with clipping: cispo.",
                 step("clip_low_ratio", "clip_high_ratio", "dual_clip_ratio"),
                 "percentunit",
                 low=0,
