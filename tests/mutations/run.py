@@ -30,9 +30,9 @@ EVERY_COMMIT = "not slow and not system and not images"
 CONFORMANCE = "conformance and not slow"
 NEAR = {
     "learner/algorithm/reductions.py": ("tests/conformance/test_reductions.py",),
-    "learner/algorithm/clipping.py": ("tests/conformance/test_clipping.py",),
+    "learner/algorithm/clipping.py": ("tests/conformance/test_clipping.py", "tests/conformance/test_cispo.py"),
     "learner/algorithm/corrections.py": ("tests/conformance/test_corrections.py",),
-    "learner/algorithm/ratios.py": ("tests/conformance/test_corrections.py",),
+    "learner/algorithm/ratios.py": ("tests/conformance/test_ratios.py", "tests/conformance/test_corrections.py"),
     "learner/algorithm/kl.py": ("tests/conformance/test_kl.py",),
     "learner/algorithm/parity.py": ("tests/learner/test_parity.py",),
     "learner/coordinator/parity_gate.py": ("tests/learner/test_parity.py",),
