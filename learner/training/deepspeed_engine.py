@@ -48,6 +48,8 @@ def training_engine(policy: PolicyModel, learner: LearnerSettings, value_rate: f
     if dist.get_world_size() == 1 and learner.zero_stage == 0:
         # With a single rank, DeepSpeed would still copy all gradients to a new buffer and back in each step.
         engine.enable_backward_allreduce = False
+    if learner.dtype == "bfloat16" and learner.zero_stage == 0:
+        _undo_trial_step(engine.optimizer)
     if learner.dtype == "float64":
         # Otherwise gradients are rounded to float32 before they are reduced over ranks.
         engine.communication_data_type = torch.float64
@@ -85,6 +87,17 @@ def _gather_head_once(policy: PolicyModel, learner: LearnerSettings) -> None:
 
         for parameter in policy.head.gathered:
             deepspeed.zero.register_external_parameter(policy.head, parameter)
+
+
+def _undo_trial_step(optimizer: Any) -> None:
+    """Undo the step without gradient by which DeepSpeed creates Adam's state at stage 0 in bfloat16.
+
+    It decays the weights, and counts as the first one, so that the bias correction of every later step is too small.
+    """
+    optimizer.optimizer.state.clear()
+    for rounded, masters in zip(optimizer.fp16_groups, optimizer.fp32_groups, strict=True):
+        for parameter, master in zip(rounded, masters, strict=True):
+            master.data.copy_(parameter.data)
 
 
 def _admit_float64() -> None:

@@ -6,7 +6,7 @@ Must not be used outside tests.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,13 +19,14 @@ from deepspeed.utils import safe_get_full_optimizer_state
 from torch import Tensor
 
 from learner.algorithm import logprobs
+from learner.training import deepspeed_engine
 from learner.training.minibatches import MicroBatch, longest_shared_row, micro_batches, plan_step
 from learner.training.process_group import Ranks
 from learner.training.results import Trained
 from learner.training.state import STAGES
 from learner.training.trainer import Trainer
 from services.contracts import Batch, BatchGroup, BatchSample, SamplerState, VersionSpan
-from services.settings import Recipe, parse_recipe
+from services.settings import LearnerSettings, Recipe, parse_recipe
 from services.streams.delivery.payloads import SamplePayload
 from tests.conformance import dense
 from tests.conformance.widened import in_float64
@@ -62,6 +63,11 @@ RESPONSES = {
 }
 """Tokens of each group's responses."""
 MASKED = {"mixed": {(1, 1)}, "four": {(1, 1)}, "lopsided": set(), "single": {(0, 0), (0, 2)}}
+
+
+LARGE = {"stage3_param_persistence_threshold": 0, "stage3_max_reuse_distance": 0}
+"""At ZeRO stage 3 a tensor stays whole on every rank if it has at most 100,000 elements, or if it is used again within
+1e9 elements. The tiny model is below both, so DeepSpeed would never gather a tensor twice, and most of them never."""
 
 
 @dataclass(frozen=True)
@@ -184,9 +190,24 @@ def step_data(folder: Path, data: str, *, backwards: bool = False) -> tuple[Batc
     return batch, payloads
 
 
+@contextmanager
+def large_for_zero(**settings: int) -> Iterator[None]:
+    """Trainers created in the body gather and release each tensor, as those of a large model. `settings`: more ones."""
+    with pytest.MonkeyPatch.context() as patch:
+        zero = deepspeed_engine._zero
+
+        def changed(learner: LearnerSettings) -> dict[str, Any]:
+            config = zero(learner)
+            return config | {"zero_optimization": config["zero_optimization"] | LARGE | settings}
+
+        patch.setattr(deepspeed_engine, "_zero", changed)
+        yield
+
+
 def open_trainer(folder: Path, case: Case, ranks: Ranks) -> Trainer:
     """The case's trainer, with a reference policy that differs from the initial one."""
-    trainer = Trainer(folder, recipe(folder, case), ranks, short_cut=case.short_cut)
+    with large_for_zero():
+        trainer = Trainer(folder, recipe(folder, case), ranks, short_cut=case.short_cut)
     trainer._share_prompts = trainer._share_prompts and case.share_prompts
     if case.given_proximal:
         trainer._start._proximal = lambda work, known=None: [
@@ -224,16 +245,22 @@ def _modified(trainer: Trainer, parameters: list[Any]) -> Iterator[None]:
         yield
 
 
-def run_case(folder: Path, case: Case, ranks: Ranks) -> tuple[dict[str, Tensor], Trained]:
-    """One rollout step: Adam's first moment (0.1 x the last clipped gradient at one step) and the weights after it."""
+def run_case(
+    folder: Path, case: Case, ranks: Ranks, watch: Callable[[Trainer], object] = lambda trainer: None
+) -> tuple[dict[str, Tensor], Trained]:
+    """One rollout step: Adam's first moment (0.1 x the last clipped gradient at one step) and the weights after it.
+
+    `watch` is called with the trainer before the step.
+    """
     with pytest.MonkeyPatch.context() as patch, in_float64() if case.widened else nullcontext():
         # Small chunks, so that ranks run the head a different number of times.
         patch.setattr(logprobs, "CHUNK_TOKENS", CHUNK_TOKENS)
-        return _run(folder, case, ranks)
+        trainer = open_trainer(folder, case, ranks)
+        watch(trainer)
+        return _run(trainer, folder, case, ranks)
 
 
-def _run(folder: Path, case: Case, ranks: Ranks) -> tuple[dict[str, Tensor], Trained]:
-    trainer = open_trainer(folder, case, ranks)
+def _run(trainer: Trainer, folder: Path, case: Case, ranks: Ranks) -> tuple[dict[str, Tensor], Trained]:
     batch, payloads = step_data(folder, case.data, backwards=case.backwards)
     plans = trainer.plan(batch)
     own = {sample.payload for plan in plans for sample in plan.shares[ranks.rank]}
@@ -249,11 +276,19 @@ def _run(folder: Path, case: Case, ranks: Ranks) -> tuple[dict[str, Tensor], Tra
 
 def _moment(trainer: Trainer, case: Case, name: str, parameter: Any, ranks: Ranks) -> Any:
     if case.stage == 0:
-        return trainer._engine.optimizer.state[parameter]["exp_avg"]
+        optimizer = trainer._engine.optimizer
+        return optimizer.state[_master(optimizer, parameter)]["exp_avg"]
     if case.stage == 3:
         return safe_get_full_optimizer_state(parameter, "exp_avg")
     # DeepSpeed's own function rounds to float32, and does not find the second group of parameters.
     return STAGES[case.stage](trainer._engine, trainer._named(), ranks)._whole(name, "exp_avg", 0)
+
+
+def _master(optimizer: Any, parameter: Any) -> Any:
+    """The float32 weights that Adam updates at stage 0: in bfloat16, DeepSpeed keeps them beside the parameters."""
+    groups = zip(getattr(optimizer, "fp16_groups", []), getattr(optimizer, "fp32_groups", []), strict=True)
+    pairs = [pair for rounded, masters in groups for pair in zip(rounded, masters, strict=True)]
+    return next((master for rounded, master in pairs if rounded is parameter), parameter)
 
 
 def micro_batch_counts(folder: Path, case: Case, ranks: int) -> list[int]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 from learner.training.process_group import Ranks
@@ -104,6 +105,21 @@ def test_a_rollout_step_by_hand(name: str, policy: Path, ranks: Ranks) -> None:
     assert difference <= (1e-7 if exact else 1e-3)
     clipped = [norm > case.gradient_clip for _, norm in steps]
     assert all(clipped) if case.gradient_clip <= 1 else not any(clipped)
+
+
+@pytest.mark.conformance(formula="Adam's first update: |dw| = learning rate, without a decay before", setting="dtype")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_the_first_update_is_the_learning_rate(stage: int, dtype: str, policy: Path, ranks: Ranks) -> None:
+    found, _ = run_case(policy, Case("first", stage, dtype), ranks)
+    rounding = torch.finfo(getattr(torch, dtype)).eps
+    for name, weights in load_file(policy / "model.safetensors").items():
+        start = weights.to(getattr(torch, dtype)).double()
+        moved = (found[f"weight.{name}"].double() - start).abs()
+        # The decay is a thousandth of a weight, and Adam's epsilon at most that of these gradients.
+        room = 1e-5 + (1e-3 + rounding) * (start.abs() + 1e-2)
+        certain = found[f"moment.{name}"].abs() > 1e-6
+        assert bool(((moved - 1e-2).abs() <= room)[certain].all()), name
 
 
 @pytest.mark.conformance(
