@@ -141,6 +141,21 @@ class Problem:
             squares.append(length(self._gradient(mixed)) ** 2)
         return math.sqrt(sum(squares) / DRAWS)
 
+    @cached_property
+    def responses(self) -> list[Gradient]:
+        """The gradient of each response that counts. Their sum is that of `exact`."""
+        count = sum(map(len, self.terms(self.policy)))
+        return [self.exact(only(number)).gradient for number in range(count)]
+
+    def order_bound(self, dtype: torch.dtype, additions: int) -> float:
+        """How far two sums of the same gradients in `dtype`, in different orders, may be apart: of |dg| / |g|.
+
+        Each addition rounds a partial sum, no element of which is larger than the sum of absolute values (Higham, 4.2).
+        Both sums have as many roundings, of independent signs.
+        """
+        sizes = {name: sum(part[name].abs() for part in self.responses) for name in self.responses[0]}
+        return unit(dtype) * math.sqrt(2 * additions) * length(sizes) / length(self.exact().gradient)
+
     def margin(self) -> float:
         """The smallest distance (nats) of a token to a bound of its clip or mask, or of a response to its cap."""
         algorithm = self.recipe.algorithm
@@ -155,6 +170,19 @@ class Problem:
                 distances += [float((gaps - math.log(limit)).abs().min()) for limit in limits]
             distances += [abs(float(gap.sum()) - math.log(limit)) / len(gap) for limit in caps]
         return min(distances)
+
+
+def only(number: int) -> Change:
+    """The change after which only one response, counted over all groups, has terms that are not 0."""
+
+    def change(worth: list[list[Tensor]]) -> list[list[Tensor]]:
+        places = [(group, response) for group, terms in enumerate(worth) for response in range(len(terms))]
+        return [
+            [terms * float((group, response) == places[number]) for response, terms in enumerate(responses)]
+            for group, responses in enumerate(worth)
+        ]
+
+    return change
 
 
 def unit(dtype: torch.dtype) -> float:
