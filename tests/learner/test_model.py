@@ -111,12 +111,15 @@ def test_float64_requires_zero_stage_0(tiny_model: Path, stage: int) -> None:
         recipe(tiny_model, Case("double", dtype="float64", stage=stage))
 
 
-@pytest.mark.parametrize("stage", [0, 1, 3])
-def test_a_gradient_that_is_not_finite_changes_nothing(tiny_model: Path, stage: int) -> None:
+@pytest.mark.parametrize(
+    ("stage", "dtype"), [*((stage, "float32") for stage in (0, 1, 3)), *((stage, "bfloat16") for stage in range(4))]
+)
+def test_a_gradient_that_is_not_finite_changes_nothing(tiny_model: Path, stage: int, dtype: str) -> None:
     """One of three mini-batches is damaged: it is skipped and recorded, weights stay finite, training continues."""
     ranks = Ranks(0, 1, "127.0.0.1", 0, timeout_s=60)
     try:
-        trainer = Trainer(tiny_model, recipe(tiny_model, Case("damaged", stage=stage, mini_batch_groups=1)), ranks)
+        case = Case("damaged", stage=stage, dtype=dtype, mini_batch_groups=1)
+        trainer = Trainer(tiny_model, recipe(tiny_model, case), ranks)
         manifest = make_manifest(trainer, 1)
         batch, payloads = step_data(tiny_model, "mixed")
         good = payloads["0:0"]
@@ -129,7 +132,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing(tiny_model: Path, stage: 
         after = take_snapshot(trainer, manifest, 1, keep=True)
         assert after is not None
         initial = AutoModelForCausalLM.from_pretrained(tiny_model).state_dict()
-        assert all(torch.equal(tensor, initial[name]) for name, tensor in after.tensors())
+        assert all(torch.equal(tensor, initial[name].to(tensor.dtype)) for name, tensor in after.tensors())
         trained = trainer.train(trainer.plan(batch), payloads)
         assert [step.applied for step in trained.optimizer] == [False, True, True]
         assert (trained.optimizer_steps, trained.skipped) == (2, 1)

@@ -6,11 +6,13 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
-from learner.coordinator.training_loop import TrainingLoop
+from learner.coordinator.training_loop import TrainingLoop, step_record
+from learner.training.trainer import Trained
 from services.contracts import StepRecord
 from services.streams.keys import RunKeys
 from services.streams.state.policy_history import LoggedBatch
-from tests.services.driven import DrivenRun, record_of, snapshot_at
+from tests.learner.committed import WRITER
+from tests.services.driven import DrivenRun, batch_of, record_of, snapshot_at
 
 
 class Schedule:
@@ -63,3 +65,15 @@ async def test_payloads_leave_before_the_checkpoint_waits(redis: Any, run_id: st
     schedule.written.set()
     await asyncio.wait_for(handling, 60)
     assert schedule.saved == [snapshot_at(1)], "the checkpoint needs what the release leaves"
+
+
+def test_a_record_has_the_facts_of_each_group_in_its_place() -> None:
+    batch = batch_of(RunKeys("r"), 4, ["g0", "g1", "g2"])
+    facts = [("g0", "p7", 2), ("g1", "p3", 0), ("g2", "p5", 1)]
+    groups = tuple(
+        group.model_copy(update={"prompt": prompt, "staleness": staleness})
+        for group, (_, prompt, staleness) in zip(batch.groups, facts, strict=True)
+    )
+    record = step_record(batch.model_copy(update={"groups": groups}), Trained({}, ()), 3, 1.0, WRITER)
+    assert list(zip(record.groups, record.prompts, record.staleness, strict=True)) == facts
+    assert (record.step, record.version) == (4, 3)

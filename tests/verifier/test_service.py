@@ -45,3 +45,29 @@ async def test_a_slow_text_does_not_delay_those_before_it(redis, run_id):
         await until(both_verdicts, judging, "the verdicts on the texts before the slow one")
         verdicts = [verdict for _, verdict in await read_all(redis, keys, lane.verdicts, Verdict)]
     assert [(verdict.index, verdict.outcome.value) for verdict in verdicts] == [(0, "correct"), (1, "wrong")]
+
+
+async def test_verdicts_stay_with_their_samples_after_a_damaged_one(redis, run_id):
+    keys = RunKeys(run_id)
+    lane = keys.lane(Lane.TRAIN)
+    run = await DrivenRun.open(redis, keys)
+    texts = ["a", "b", "a"]
+    task = await run.dispatched("g0", len(texts))
+    for index, text in enumerate(texts):
+        sample = sample_of(keys, "g0", index).model_copy(update={"reference": {"pattern": "a$"}})
+        assert await publish_sample(
+            run.transitions, Lane.TRAIN, task.lease, len(texts), sample, replace(BODY, text=text)
+        )
+    await redis.hset(keys.payload("g0", 0), "text", "b")
+    async with (
+        service_context(redis, run_id, recipe_document("/none"), "verifier") as context,
+        running(VerifierService().run(context)) as judging,
+    ):
+
+        async def all_verdicts():
+            return await redis.xlen(lane.verdicts) == len(texts)
+
+        await until(all_verdicts, judging, "the verdicts on all samples")
+        verdicts = [verdict for _, verdict in await read_all(redis, keys, lane.verdicts, Verdict)]
+    assert {verdict.index: verdict.outcome.value for verdict in verdicts} == {0: "unknown", 1: "wrong", 2: "correct"}
+    assert all(verdict.facts.payload == keys.payload("g0", verdict.index) for verdict in verdicts)

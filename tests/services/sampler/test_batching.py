@@ -6,7 +6,7 @@ The conformance suite tests rewards, advantages and masks.
 import pytest
 
 from services.contracts import CommittedPolicy, Outcome, SamplerState
-from services.sampler.queue.batching import SCREENED, Window, make_batch
+from services.sampler.queue.batching import SCREENED, Window, batch_group, make_batch
 from services.sampler.selection.order import shuffled
 from tests.services.sampler.judged import group_of, recipe
 
@@ -88,6 +88,19 @@ def test_a_batch_holds_its_groups_in_shuffled_order():
     in_reverse = make_batch(settings, 4, AT_3, dict(reversed(kept.items())), state, window.metrics())
     assert in_reverse.groups == batch.groups
     assert all(sample.tokens == int(group.group[1:]) for group in batch.groups for sample in group.samples)
+
+
+def test_samples_are_in_the_order_of_their_index():
+    """Whatever the order of their verdicts, each with its own tokens, reward and advantage."""
+    group = group_of((C, 4, False, 3), (W, 8, False, 2), (W, 6, False, 3))
+    group.verdicts = {index: group.verdicts[index] for index in (2, 0, 1)}
+    found = batch_group(recipe(punishment=False), "g", group, 4, {2: 2, 3: 3}).samples
+    assert [(sample.payload, sample.tokens, sample.reward, sample.staleness) for sample in found] == [
+        ("g:0", 4, 1.0, 0),
+        ("g:1", 8, -1.0, 1),
+        ("g:2", 6, -1.0, 0),
+    ]
+    assert [round(sample.advantage, 3) for sample in found] == [1.155, -0.577, -0.577]
 
 
 def test_a_fully_masked_batch_has_no_cost():

@@ -401,3 +401,13 @@ async def test_a_failed_maintenance_ends_a_sampler_that_is_done(redis, run_id, m
         monkeypatch.setattr("services.sampler.queue.maintenance.trim_released", fails)
         with pytest.raises(RuntimeError, match="a failed trim"):
             await asyncio.wait_for(tasks[-1], 30)
+
+
+def test_a_result_names_the_oldest_and_newest_version_of_its_responses():
+    group = answered_group("g0", (C, "a"), (W, "b"), (C, "a"))
+    for index, (oldest, newest) in enumerate([(3, 4), (2, 2), (5, 7)]):
+        verdict = group.verdicts[index]
+        facts = verdict.facts.model_copy(update={"oldest_version": oldest, "newest_version": newest})
+        group.verdicts[index] = verdict.model_copy(update={"facts": facts})
+    result = result_of(group)
+    assert (result.oldest_version, result.newest_version) == (2, 7)

@@ -1,11 +1,15 @@
 """Payloads on a real server: a read returns them as written, or names them as damaged."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from services.contracts import Lane
 from services.streams.delivery.payloads import PayloadMissingError, fetch, fetch_texts, pack, unpack
 from services.streams.keys import RunKeys
-from tests.services.driven import BODY
+from services.streams.state.group_state import Effect
+from tests.services.driven import BODY, DrivenRun, sample_of
 
 
 @pytest.fixture
@@ -26,6 +30,17 @@ async def test_payload_survives_the_round_trip(redis, keys):
     np.testing.assert_array_equal(whole[key].response_ids, [8, 9])
     np.testing.assert_array_equal(whole[key].behaviour_logprobs, np.array([-0.5, -1.25], np.float32))
     assert "payload no-such-key is missing" in damaged["no-such-key"]
+
+
+async def test_samples_published_together_keep_their_payloads(redis, keys):
+    run = await DrivenRun.open(redis, keys)
+    task = await run.dispatched("g0", 3)
+    bodies = {index: replace(BODY, text=f"text {index}", finish_reason="length") for index in range(3)}
+    samples = [(sample_of(keys, "g0", index), bodies[index]) for index in (2, 0, 1)]
+    assert await run.transitions.publish_samples(Lane.TRAIN, task.lease, 3, samples) == [Effect.FRESH] * 3
+    whole, damaged = await fetch(redis, [keys.payload("g0", index) for index in range(3)])
+    assert [payload.text for payload in whole.values()] == ["text 0", "text 1", "text 2"]
+    assert not damaged
 
 
 @pytest.mark.parametrize("field", pack(BODY))

@@ -295,6 +295,15 @@ async def test_decision_updates_posterior_tokens_and_order(run, redis, keys):
     assert int(counters[b"judged"]) == 2
 
 
+async def test_verdicts_recorded_together_count_their_own_tokens(run, redis, keys):
+    pairs = []
+    for delivery, tokens in zip(await run.judged("g0", 3), (2, 7, 5), strict=True):
+        facts = delivery.message.facts.model_copy(update={"response_tokens": tokens})
+        pairs.append((delivery.lease, delivery.message.model_copy(update={"facts": facts})))
+    assert await run.sampler.record_verdicts(Lane.TRAIN, "g0", pairs, "kept", 3) == [Effect.FRESH] * 3
+    assert await response_tokens(redis, keys) == 14
+
+
 async def test_a_batch_carries_the_snapshot_and_the_queue_s_position(run, redis, keys):
     await run.decided("g0", "kept")
     batch = batch_of(keys, 1, ["g0"], last=True)
