@@ -27,6 +27,7 @@ from services.contracts import Fence, OptimizerStepRecord, StepRecord
 from services.settings import parse_recipe
 from services.streams.keys import RunKeys
 from tests.harness.small_run import recipe_document
+from tests.learner.cases import large_for_zero
 from tests.learner.committed import WRITER, record_of
 from tests.learner.running import draw_batch
 
@@ -36,7 +37,9 @@ NEVER = threading.Event()
 def open_trainer(model: Path, stage: int, dtype: str, ranks: Ranks, **algorithm: Any) -> Trainer:
     # The warm-up's learning rate shows whether its counter was restored; weight decay, whether the weights were.
     learner = {"zero_stage": stage, "dtype": dtype, "warmup_rollout_steps": 8, "weight_decay": 0.1}
-    return Trainer(model, parse_recipe(recipe_document(model, learner=learner, algorithm=algorithm)), ranks)
+    document = recipe_document(model, learner=learner, algorithm=algorithm)
+    with large_for_zero():
+        return Trainer(model, parse_recipe(document), ranks)
 
 
 def train(trainer: Trainer, version: int, rank: int) -> tuple[OptimizerStepRecord, ...]:

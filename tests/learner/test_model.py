@@ -13,13 +13,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, 
 from learner.model.source import ModelSourceError, prepare_model
 from learner.training.policy import PolicyModel, can_share_prompts, load_policy
 from learner.training.process_group import Ranks
-from learner.training.trainer import Trainer, leave
+from learner.training.trainer import leave
 from learner.weight_sync.snapshot import make_manifest, take_snapshot
 from services.contracts import OptimizerStepRecord, TensorEntry
 from services.contracts.weight_layout import bucket_layout, cut_buckets
 from services.settings import ModelSettings, RecipeError
 from services.streams.delivery.payloads import SamplePayload
-from tests.learner.cases import Case, recipe, step_data
+from tests.learner.cases import Case, open_trainer, recipe, step_data
 
 pytestmark = [
     pytest.mark.filterwarnings(f"ignore::{kind}:(torch|deepspeed)") for kind in ("DeprecationWarning", "FutureWarning")
@@ -119,7 +119,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing(tiny_model: Path, stage: 
     ranks = Ranks(0, 1, "127.0.0.1", 0, timeout_s=60)
     try:
         case = Case("damaged", stage=stage, dtype=dtype, mini_batch_groups=1)
-        trainer = Trainer(tiny_model, recipe(tiny_model, case), ranks)
+        trainer = open_trainer(tiny_model, case, ranks)
         manifest = make_manifest(trainer, 1)
         batch, payloads = step_data(tiny_model, "mixed")
         good = payloads["0:0"]
