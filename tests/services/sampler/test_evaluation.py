@@ -403,7 +403,7 @@ async def test_a_failed_maintenance_ends_a_sampler_that_is_done(redis, run_id, m
             await asyncio.wait_for(tasks[-1], 30)
 
 
-def test_a_result_names_the_oldest_and_newest_version_of_its_responses():
+def test_a_result_has_the_versions_of_all_its_responses():
     group = answered_group("g0", (C, "a"), (W, "b"), (C, "a"))
     for index, (oldest, newest) in enumerate([(3, 4), (2, 2), (5, 7)]):
         verdict = group.verdicts[index]
