@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+from unittest.mock import AsyncMock
 
 import pytest
 from prometheus_client import REGISTRY
@@ -12,9 +13,10 @@ from services.sampler.groups import GroupTable
 from services.sampler.queue.dispatch import Dispatcher
 from services.sampler.queue.starvation import Level
 from services.sampler.service import SamplerService
+from services.streams.connection.functions import RedisFullError
 from services.streams.delivery.consumer import Consumer, faulty_prompt
 from services.streams.keys import RunKeys
-from services.streams.state.events import EventLog
+from services.streams.state.events import EventLog, read_all
 from services.streams.state.group_counts import group_counts, response_tokens
 from services.streams.state.group_state import GroupTransitions
 from tests.harness.hand_fleet import DEADLINE_S, HandFleet, HandLearner, evaluated, running, until
@@ -304,6 +306,28 @@ async def test_a_generation_batch_counts_once_it_is_whole(redis, run_id, judged_
                     table.remove(name)
     counted = [(number, number // 8) for number in range(1, 17)]
     assert stored == [*counted, (16, 2), (16, 2), (16, 2)]
+
+
+async def test_a_restart_draws_what_was_drawn_but_not_sent(redis, run_id, monkeypatch):
+    """Redis rejects all tasks at first, and has room for one of them then."""
+    keys = RunKeys(run_id)
+    async with service_context(redis, run_id, recipe_document("/none"), "sampler") as context:
+        prompts = load_splits(context.record.recipe.data).train
+        transitions = await GroupTransitions.fenced(redis, keys, "sampler")
+        first = Dispatcher(context, transitions, GroupTable(), prompts, SamplerState(cursor=0, next_group=0))
+        with monkeypatch.context() as full:
+            full.setattr(transitions, "dispatch", AsyncMock(side_effect=RedisFullError("maxmemory")))
+            with pytest.raises(RedisFullError):
+                await first.dispatch(3, 1.0, 0, Level.NORMAL, room=3)
+        await first.dispatch(3, 1.0, 0, Level.NORMAL, room=1)
+        stored = SamplerState.model_validate_json(await redis.get(keys.sampler_state))
+        assert stored == first.state == SamplerState(cursor=1, next_group=1)
+        second = Dispatcher(context, transitions, GroupTable(), prompts, stored)
+        await second.dispatch(3, 1.0, 0, Level.NORMAL, room=2)
+        sent = await read_all(redis, keys, keys.lane(Lane.TRAIN).tasks, Task)
+    assert [task.group for _, task in sent] == [f"g{number:08d}" for number in range(3)]
+    assert len({task.prompt.id for _, task in sent}) == 3
+    assert first._selection.place.cursor == 3
 
 
 async def test_a_restarted_sampler_continues_generation_batches(redis, run_id):

@@ -71,3 +71,15 @@ def test_a_shuffle_differs_by_seed_and_step_and_has_no_pattern() -> None:
     assert shuffled(names, 8, 1) not in orders
     means = [fmean(order.index(name) for order in orders) for name in names]
     assert all(abs(mean - 15.5) < 4 * 0.46 for mean in means)
+
+
+def test_groups_are_numbered_in_the_order_in_which_they_are_kept() -> None:
+    """After those that an earlier sampler kept."""
+    table = GroupTable()
+    earlier = group_of((Outcome.CORRECT, 1, False, 3))
+    earlier.kept_order = 7
+    table.restore_kept("earlier", earlier)
+    for name in ("first", "second"):
+        table.add(name, group_of((Outcome.CORRECT, 1, False, 3)))
+        table.keep(name)
+    assert {name: group.kept_order for name, group in table.kept.items()} == {"earlier": 7, "first": 8, "second": 9}
