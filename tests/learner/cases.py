@@ -59,10 +59,11 @@ RESPONSES = {
     "mixed": [[4, 9, 1], [6, 3, 8], [2, 7, 5]],
     "four": [[4, 9, 1], [6, 3, 8], [2, 7, 5], [8, 1, 3]],
     "lopsided": [[170, 50, 60], [1, 2, 1], [2, 1, 3]],
+    "uneven": [[70, 50, 60], [1, 2, 1], [2, 1, 3]],
     "single": [[3, 7, 2]],
 }
 """Tokens of each group's responses."""
-MASKED = {"mixed": {(1, 1)}, "four": {(1, 1)}, "lopsided": set(), "single": {(0, 0), (0, 2)}}
+MASKED = {"mixed": {(1, 1)}, "four": {(1, 1)}, "lopsided": set(), "uneven": set(), "single": {(0, 0), (0, 2)}}
 
 
 LARGE = {"stage3_param_persistence_threshold": 0, "stage3_max_reuse_distance": 0}

@@ -20,20 +20,23 @@ from tests.learner.cases import EVERYTHING, Case, large_for_zero, run_case
 
 CASES = {
     f"{dtype}-{stage}": Case(
-        f"{dtype}-{stage}", stage, dtype, budget=1, data="lopsided", algorithm=EVERYTHING, short_cut=False
+        f"{dtype}-{stage}", stage, dtype, budget=1, data="uneven", algorithm=EVERYTHING, short_cut=False
     )
     for dtype in ("float32", "bfloat16")
     for stage in (0, 3)
 }
-"""One response per micro-batch: long ones on rank 0, which adds fillers, and twice as many short ones on rank 1."""
+"""One response per micro-batch: the longest and the short ones on rank 0, two others on rank 1, which adds fillers."""
 
 
 @dataclass
 class Pass:
-    """One forward pass and the backward pass after it. `trained`: whether it has one. `gathers`: by parameter."""
+    """A forward pass over `tokens` trained tokens, and the backward pass after it. `trained`: whether it has one.
+
+    `gathers`: by parameter.
+    """
 
     trained: bool
-    chunks: int
+    tokens: int
     gathers: dict[str, int] = field(default_factory=dict)
 
 
@@ -41,7 +44,7 @@ def count_gathers(trainer: Trainer, passes: list[Pass]) -> None:
     """Append an entry to `passes` for each forward pass of the policy or its reference from now on."""
 
     def begin(module: Any, _: Any, arguments: dict[str, Any]) -> None:
-        passes.append(Pass(torch.is_grad_enabled(), arguments["chunks"]))
+        passes.append(Pass(torch.is_grad_enabled(), arguments["targets"].numel()))
 
     for module in (trainer._engine.module, trainer._reference.module):
         module.register_forward_pre_hook(begin, with_kwargs=True)

@@ -22,12 +22,11 @@ from tests.learner.running import end_ranks, start_programs
 
 pytestmark = [pytest.mark.timeout(400), pytest.mark.xdist_group("gathers")]
 
-LAYER_GATHERS = 2
-"""Of each parameter outside the head in a micro-batch that is trained: for the forward pass, and for the backward."""
-HEAD = "lm_head.weight"
-HEAD_GATHERS_PER_CHUNK = 3
-"""Of the head in a micro-batch that is trained: for the forward pass, for the logits computed again, and for the
-backward pass. Without a backward pass, it is one per chunk."""
+GATHERS = 2
+"""Of each parameter in a micro-batch that is trained: for the forward pass, and for the backward pass. The head
+is not gathered again for each of its chunks. Without a backward pass, it is 1."""
+MICRO_BATCHES = (7, 2)
+"""Of each rank, before fillers."""
 DTYPES = ("float32", "bfloat16")
 RATE = 1e-2
 """The learning rate of the cases."""
@@ -80,30 +79,21 @@ def problem(policy: Path) -> Iterator[Problem]:
     torch.set_num_threads(threads)
 
 
-def agreed_chunks(policy: Path) -> list[int]:
-    """The number of chunks of each micro-batch: the larger one of the two ranks, one of which has fillers."""
-    case = next(iter(CASES.values()))
-    parts = [[batch.targets.numel() for batch in part] for part in micro_batches_of(policy, case, 2)]
-    assert [len(part) for part in parts] == [3, 6], "rank 0 needs fillers"
-    parts[0] += [filler().targets.numel()] * 3
-    chunks = [[-(-tokens // CHUNK_TOKENS) for tokens in part] for part in parts]
-    assert chunks == [[3, 2, 2, 1, 1, 1], [1] * 6], "the ranks' own numbers of chunks differ"
-    return [max(pair) for pair in zip(*chunks, strict=True)]
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("rank", [0, 1])
 def test_gathers_per_micro_batch(rank: int, dtype: str, policy: Path, results: Results) -> None:
-    passes, chunks = results.passes[f"{dtype}-3"][rank], agreed_chunks(policy)
+    passes = results.passes[f"{dtype}-3"][rank]
+    own = [batch.targets.numel() for batch in micro_batches_of(policy, next(iter(CASES.values())), 2)[rank]]
+    tokens = own + [filler().targets.numel()] * (max(MICRO_BATCHES) - len(own))
+    assert len(own) == MICRO_BATCHES[rank], "one of the ranks needs fillers"
     # The recomputed proximal, the reference, and the training, each over all micro-batches.
-    assert [(entry.trained, entry.chunks) for entry in passes] == [
-        (trained, count) for trained in (False, False, True) for count in chunks
+    assert [(entry.trained, entry.tokens) for entry in passes] == [
+        (trained, count) for trained in (False, False, True) for count in tokens
     ]
+    assert [-(-count // CHUNK_TOKENS) for count in tokens[:3]] == [[3, 1, 1], [2, 2, 1]][rank], "chunks of each"
     for entry in passes:
-        head = entry.gathers.pop(HEAD)
-        assert set(entry.gathers.values()) == {LAYER_GATHERS if entry.trained else 1}, entry
-        assert head == (HEAD_GATHERS_PER_CHUNK if entry.trained else 1) * entry.chunks, entry
-        assert len(entry.gathers) == 20
+        assert set(entry.gathers.values()) == {GATHERS if entry.trained else 1}, entry
+        assert len(entry.gathers) == 21
 
 
 def gradient_of(found: dict[str, Tensor]) -> Gradient:
