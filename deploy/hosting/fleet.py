@@ -16,7 +16,7 @@ from ray import serve
 from ray.exceptions import GetTimeoutError, RayActorError
 
 from deploy.hosting.actors import EARLY_DEATHS, host_pid
-from deploy.hosting.environment import place, process_environment
+from deploy.hosting.environment import place, service_environment
 from deploy.hosting.hosted_service import DRAIN_S, HostedService
 from deploy.hosting.ray_internals import delete_application, serve_applications, set_replicas
 from services.contracts import HostPid
@@ -171,7 +171,7 @@ class Fleet:
                 "num_cpus": cpus,
                 "num_gpus": gpus,
                 "resources": place(self.name),
-                "runtime_env": {"env_vars": process_environment(threads)},
+                "runtime_env": {"env_vars": service_environment(threads)},
             },
             health_check_period_s=HEALTH_PERIOD_S,
             health_check_timeout_s=HEALTH_TIMEOUT_S,

@@ -16,7 +16,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from deploy.hosting.actors import EARLY_DEATHS, Restarts, actor_state
-from deploy.hosting.environment import NAMESPACE, place, process_environment
+from deploy.hosting.environment import NAMESPACE, place, service_environment
 from deploy.hosting.hosted_service import HostedService, free_address
 from services.contracts import HostPid
 from services.process import Service
@@ -173,7 +173,7 @@ def _options(name: str, role: str, threads: int, cpus: float, gpus: float) -> di
         "resources": place(role),
         # A drain blocks one thread; probes need another.
         "max_concurrency": 4,
-        "runtime_env": {"env_vars": process_environment(threads)},
+        "runtime_env": {"env_vars": service_environment(threads)},
     }
 
 

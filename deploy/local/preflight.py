@@ -17,6 +17,7 @@ import psutil
 
 from services.settings import ExpiryError, Recipe, load_expiry
 from services.storage.folders import contents
+from services.storage.hub.address import is_hub
 from services.storage.places import is_remote, parse_address
 from services.streams.connection.client import connect
 
@@ -121,6 +122,8 @@ def check_memory(recipe: Recipe | None) -> None:
 def check_model(recipe: Recipe) -> None:
     """Raises StackError when the recipe's model does not exist, StoreError when it is not in the store."""
     model = recipe.model
+    if is_hub(model.path):
+        return  # looked up once, when the run is started
     if is_remote(model.path):
         config = f"{str(model.path).rstrip('/')}/config.json"
         contents(parse_address(config, "model.path"), "model.path")

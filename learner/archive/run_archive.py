@@ -25,6 +25,8 @@ import shutil
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
+from pydantic import Field
+
 from learner.archive.batch_files import read_batch_file, read_share_file, write_batch_file, write_share_file
 from learner.archive.files import ArchiveError, read_message, write_message
 from learner.archive.names import (
@@ -55,7 +57,10 @@ class RunOrigin(Value):
 
 
 class RunFacts(RunOrigin):
-    """What a replay needs besides the batches. `versions`: of the libraries used in training."""
+    """What a replay needs besides the batches. `versions`: of the libraries used in training.
+
+    `inputs`: the data of the hub with commit and digest, by its text in the recipe.
+    """
 
     run: str
     recipe: Recipe
@@ -63,6 +68,7 @@ class RunFacts(RunOrigin):
     ranks: int
     device: str
     versions: dict[str, str]
+    inputs: dict[str, str] = Field(default_factory=dict)
 
 
 def run_folder(run: str) -> Path:

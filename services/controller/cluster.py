@@ -25,6 +25,9 @@ class Cluster(Protocol):
     async def prepare_model(self, record: RunRecord) -> str:
         """Prepare the run's model; returns its name for the record, see services.storage.models."""
 
+    async def prepare_data(self, record: RunRecord) -> dict[str, str]:
+        """Download the data that the recipe names on the hub; returns their names for the record, by those."""
+
     async def start(self, record: RunRecord) -> None:
         """Start the run's sampler, verifier and rollout fleets, and learner ranks unless it only evaluates.
 

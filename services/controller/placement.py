@@ -6,7 +6,10 @@ Must not place processes itself; it asks the cluster.
 from __future__ import annotations
 
 import asyncio
+import json
 import time
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 from services.contracts import ProcessInfo, RunState
 from services.controller.capacity import shortage
@@ -18,9 +21,12 @@ from services.controller.run_metrics import replicas_desired
 from services.retry import Retry
 from services.settings import ClusterLimitsError, load_cluster_limits
 from services.storage.errors import StoreOutageError
+from services.storage.hub.address import is_hub
 from services.storage.mirror import files_place
 from services.streams.state.heartbeat import live_processes
 from services.streams.state.run_record import RunRecord
+
+R = TypeVar("R")
 
 QUEUED_S = 7 * 24 * 3600.0
 """A run that has been queued for a week is reported as stalled."""
@@ -56,7 +62,7 @@ class Placement:
             await context.event_log.write(
                 "preparing-model", record.recipe.model.package or str(record.recipe.model.path)
             )
-            await context.records.set_paths(context.run, context.fence, model_path=await self._model(record))
+            await self._prepare(record)
         await context.event_log.write("starting-services", ", ".join(replicas_desired(record)))
         return await self._start()
 
@@ -120,17 +126,30 @@ class Placement:
                 return shortage(limits, record, await self._context.records.active())
         return "the cluster does not report its free capacity"
 
-    async def _model(self, record: RunRecord) -> str:
-        """The model's name for the record. An unavailable store is retried until the startup deadline."""
+    async def _prepare(self, record: RunRecord) -> None:
+        """Record the names of the model and of data on the hub, so that later processes get the same files."""
+        context, cluster, inputs = self._context, self._context.cluster, dict[str, str]()
+        model = await self._retried("model", "the model to be ready", record, cluster.prepare_model)
+        sources = (record.recipe.data, *record.recipe.evaluation.sets)
+        if any(is_hub(source.path) for source in sources):
+            inputs = await self._retried("inputs", "the data of the hub to be ready", record, cluster.prepare_data)
+        for name in (model, *inputs.values()):
+            if is_hub(name):
+                await context.event_log.write("downloaded", name)
+        paths = {"model_path": model} | ({"inputs": json.dumps(inputs)} if inputs else {})
+        await context.records.set_paths(context.run, context.fence, **paths)
+
+    async def _retried(self, wait: str, what: str, record: RunRecord, do: Callable[[RunRecord], Awaitable[R]]) -> R:
+        """The result of a request. An unavailable store or hub is retried until the startup deadline."""
         deadline = record.recipe.limits.startup_timeout_s
         about = f"run {self._context.run}"
         outages = Retry(lambda error: isinstance(error, StoreOutageError), PERIOD_S, deadline, about=about)
 
-        async def prepare() -> str:
+        async def prepare() -> R:
             await self._context.current()
-            return await self._context.cluster.prepare_model(record)
+            return await do(record)
 
-        with self._context.waits.on("model", "the model to be ready", deadline):
+        with self._context.waits.on(wait, what, deadline):
             return await outages.run_async(prepare)
 
     async def _start(self) -> RunRecord:

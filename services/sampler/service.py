@@ -58,7 +58,7 @@ class SamplerService:
         await context.stopping.wait()
 
     async def _evaluate(self, context: Context, maintenance: Maintenance) -> None:
-        recipe = context.record.recipe
+        recipe = context.record.pinned_recipe
         with context.waits.on("data", "the held-out prompts to be loaded", recipe.limits.startup_timeout_s):
             sets = await asyncio.to_thread(load_held_out, recipe)
         prompts = {held_out.name: len(held_out.prompts) for held_out in sets}
@@ -68,7 +68,7 @@ class SamplerService:
         await Evaluator(context, transitions, sets, maintenance.memory).run(ALONE)
 
     async def _train(self, context: Context, maintenance: Maintenance) -> None:
-        recipe = context.record.recipe
+        recipe = context.record.pinned_recipe
         # In a thread, because reading a big file must not delay this process's heartbeat.
         with context.waits.on("data", "the prompts to be loaded and filtered", recipe.limits.startup_timeout_s):
             splits = await asyncio.to_thread(load_splits, recipe.data, recipe.evaluation.sets)

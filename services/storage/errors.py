@@ -1,11 +1,12 @@
-"""Owns the errors of a store.
+"""Owns the errors of a store, and of the hub.
 
-Must not know a library's errors; `objects` translates those.
+Must not know a library's errors; `objects` and `hub.download` translate those.
 """
 
 from __future__ import annotations
 
 import errno
+import re
 
 
 class StoreError(OSError):
@@ -32,3 +33,8 @@ class StoreOutageError(StoreError):
 
 class MissingObjectError(StoreError):
     """The object does not exist."""
+
+
+def harmless(text: str) -> str:
+    """The text without credentials in URLs."""
+    return re.sub(r"://[^/@\s]*@", "://", text)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from services.contracts import Value
@@ -28,3 +29,9 @@ def facts_of(path: Path) -> FileFacts:
 def matches(path: Path, facts: FileFacts) -> bool:
     """Whether the file has this content; it is read only if its size is right. Raises OSError."""
     return path.stat().st_size == facts.size and facts_of(path) == facts
+
+
+def digest_of(files: Mapping[str, FileFacts]) -> str:
+    """SHA-256 over the names, sizes and digests of files, as hexadecimal digits."""
+    lines = sorted(f"{name}\t{facts.size}\t{facts.sha256}" for name, facts in files.items())
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()

@@ -87,17 +87,49 @@ def local_copy(text: str, field: str, cache: Path) -> Path:
     if match and match["content"] != content:
         raise StoreError(f"{field}: {at} has changed since the run started; restore it, or submit a new run")
     place = _place(cache, at, content)
+
+    def check() -> None:
+        if _mark(contents(at, field)) != content:
+            raise StoreError(f"{field}: {at} changed while it was fetched; do not write to it while a run starts")
+
+    _fetch_once(at, found, place, name, check)
+    return place / name
+
+
+def add_folder(at: StoreAddress, folder: Path) -> bool:
+    """Put a folder with its manifest, whose files never change, at an address that stands for them. False: it is there.
+
+    Unlike put_folder, several processes may do so at once: what they write is equal. Raises StoreError, OSError.
+    """
+    if objects.head(at / MANIFEST):
+        return False
+    names = [str(path.relative_to(folder)) for path in sorted(folder.rglob("*")) if path.is_file()]
+    for name in [*(name for name in names if name != MANIFEST), MANIFEST]:
+        objects.put_file(at / name, folder / name)
+    return True
+
+
+def fetch_folder(at: StoreAddress, place: Path, name: str) -> None:
+    """Fetch a folder that `add_folder` has put to `name` in `place`, unless it is there, or not whole in the store.
+
+    Raises StoreError, OSError.
+    """
+    found = objects.listed(at)
+    if MANIFEST in found:
+        _fetch_once(at, found, place, name)
+
+
+def _fetch_once(
+    at: StoreAddress, found: dict[str, Found], place: Path, name: str, check: Callable[[], None] = lambda: None
+) -> None:
+    """Fetch to `name` in `place` what was `found`, unless it is there; `check` is called before it is put in place."""
     with exclusive(place):
         if not (place / name).exists():
             with _partial(place) as partial:
                 _fetch(at, found, partial / name)
-                if _mark(contents(at, field)) != content:
-                    raise StoreError(
-                        f"{field}: {at} changed while it was fetched; do not write to it while a run starts"
-                    )
+                check()
                 _check(at, partial / name)
                 _put_in_place(partial, place, name)
-    return place / name
 
 
 def _place(cache: Path, at: StoreAddress, content: str) -> Path:

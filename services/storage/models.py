@@ -9,11 +9,14 @@ from __future__ import annotations
 import logging
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from services.retry import Retry
 from services.storage.errors import StoreOutageError
 from services.storage.folders import local_copy
+from services.storage.hub.address import is_hub
+from services.storage.hub.copies import hub_copy
 from services.storage.mirror import exclusive
 from services.storage.places import is_remote, runs_folder
 
@@ -39,25 +42,42 @@ def packaged_folder(package: str, cache: Path) -> Path:
     return cache / f"{package}-fp32"
 
 
+def inputs_folder() -> Path:
+    """The folder of the data that this node has fetched."""
+    return runs_folder() / "inputs"
+
+
 def local_model(name: str, cache: Path) -> Path:
-    """The folder on this node of a model by its name in the record: a folder, `package:NAME`, or `s3://...#mark`.
+    """The folder on this node of a model by its name in the record: a folder, package:NAME, s3://...#mark, hf://...#digest.
 
     Fetched or prepared if it is not there yet, once per node. Raises ModelUnavailableError, StoreError, OSError.
     """
     if name.startswith(PACKAGE):
         return _packaged(name.removeprefix(PACKAGE), cache)
+    if is_hub(name):
+        return _patiently(lambda: hub_copy(name, "model.path", "model", cache))
     return _fetched(name, "model.path", cache) if is_remote(name) else Path(name)
 
 
 def local_file(path: str, field: str) -> Path:
     """A file or folder that a recipe's `field` names, on this node. Raises StoreError, OSError."""
-    return _fetched(path, field, runs_folder() / "inputs") if is_remote(path) else Path(path)
+    return _fetched(path, field, inputs_folder()) if is_remote(path) else Path(path)
+
+
+def local_data(path: str, field: str) -> Path:
+    """A file or folder with data, on this node; unlike `local_file` also of the hub. Raises StoreError, OSError."""
+    if is_hub(path):
+        return _patiently(lambda: hub_copy(path, field, "dataset", inputs_folder()))
+    return local_file(path, field)
 
 
 def _fetched(text: str, field: str, cache: Path) -> Path:
+    return _patiently(lambda: local_copy(text, field, cache))
+
+
+def _patiently(fetch: Callable[[], Path]) -> Path:
     """A copy on this node. An unavailable store is retried, because a failure would only restart this process."""
-    outages = Retry(lambda error: isinstance(error, StoreOutageError), RETRY_S, OUTAGE_S)
-    return outages.run(lambda: local_copy(text, field, cache))
+    return Retry(lambda error: isinstance(error, StoreOutageError), RETRY_S, OUTAGE_S).run(fetch)
 
 
 def _packaged(package: str, cache: Path) -> Path:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 from services.retry import Retry
-from services.storage.errors import MissingObjectError, StoreError, StoreOutageError
+from services.storage.errors import MissingObjectError, StoreError, StoreOutageError, harmless
 from services.storage.places import StoreAddress
 
 log = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ class UploadCancelledError(RuntimeError):
 def endpoint() -> str:
     """The store's endpoint, for messages, without credentials."""
     given = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
-    return _harmless(given) if given else "the AWS endpoint of AWS_REGION"
+    return harmless(given) if given else "the AWS endpoint of AWS_REGION"
 
 
 def put_bytes(at: StoreAddress, content: bytes) -> None:
@@ -268,9 +268,4 @@ def _response(text: str) -> str:
     """The server's response, or else the library's error, in one line."""
     answer = [match for tag in ("Code", "Message") for match in re.findall(f"<{tag}>([^<]*)</{tag}>", text)]
     first = text.split("\n", 1)[0].rpartition(" - ")[2]
-    return _harmless(": ".join(answer) or first)[:300]
-
-
-def _harmless(text: str) -> str:
-    """The text without credentials in URLs."""
-    return re.sub(r"://[^/@\s]*@", "://", text)
+    return harmless(": ".join(answer) or first)[:300]

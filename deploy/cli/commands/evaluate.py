@@ -142,11 +142,12 @@ def _sets_of(
 
 
 def _model(model: str) -> dict[str, Any]:
+    from services.storage.hub.address import is_hub
     from services.storage.places import is_remote
 
     if model.startswith(PACKAGE):
         return {"package": model.removeprefix(PACKAGE)}
-    return {"path": model if is_remote(model) else str(Path(model).absolute())}
+    return {"path": model if is_remote(model) or is_hub(model) else str(Path(model).absolute())}
 
 
 def evaluation_recipe(

@@ -14,7 +14,7 @@ from services.sampler.data.layouts import LAYOUTS, Item
 from services.sampler.data.rows import DataError, Row, excerpt
 from services.settings import SourceSettings
 from services.storage.errors import StoreError
-from services.storage.models import local_file
+from services.storage.models import local_data
 
 DRAWS_PER_QUESTION = 50  # a generated task is exhausted after this many entries per requested question
 
@@ -77,7 +77,7 @@ def items(source: SourceSettings, where: str, wanted: int | None) -> Iterator[It
     layout = LAYOUTS[source.layout]
     name = f"{where}.path: {source.path!r}"
     try:
-        path = local_file(str(source.path), f"{where}.path")
+        path = local_data(str(source.path), f"{where}.path")
     except StoreError as error:
         raise DataError(str(error)) from None
     for row in READERS[source.source](path, name, source.split, layout.columns(source)):

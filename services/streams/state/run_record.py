@@ -6,15 +6,18 @@ Must not read or change a record.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
 from services.contracts import Closing, RunState, Transition
-from services.settings import Recipe
+from services.settings import Recipe, SourceSettings
 from services.settings.faults import explained
+
+S = TypeVar("S", bound=SourceSettings)
 
 
 class UnreadableRunError(RuntimeError):
@@ -30,9 +33,10 @@ def has_work(state: RunState, closing: Closing | None) -> bool:
 class RunRecord:
     """A run in the control plane. `model_path` and `export_path` are set by the controller and the learner.
 
-    `model_path` names the model on every node (see services.storage.models): a folder, `package:NAME`, or an address in
-    a store with a mark of what it held. `export_path`: a folder, or an address in a store. `stored_recipe`: JSON, of
-    whatever release.
+    `model_path` names the model on every node (see services.storage.models): a folder, `package:NAME`, an address in
+    a store with a mark of what it held, or one of the hub with commit and digest. `inputs`: such names of the data that
+    the recipe names on the hub, by their text in the recipe. `export_path`: a folder, or an address in a store.
+    `stored_recipe`: JSON, of whatever release.
 
     `resumptions`: how often the run was resumed after it had ended; `resume_step`: the rollout step that the last
     resumption named, None for the last committed one. `closing`: see Closing; `closed_at`: when it was closed so (Unix
@@ -57,6 +61,7 @@ class RunRecord:
     closed_at: float = 0.0
     delete_files: bool = False
     place: str = ""
+    inputs: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def active(self) -> bool:
@@ -75,6 +80,14 @@ class RunRecord:
                 f"run {self.id!r} was submitted by another release, and this one cannot read it: {what}; it can "
                 "only be cancelled and, once it has ended, deleted"
             ) from None
+
+    @property
+    def pinned_recipe(self) -> Recipe:
+        """The recipe with the `inputs` in place of what it names on the hub. Raises UnreadableRunError."""
+        recipe = self.recipe
+        sets = tuple(_pinned(source, self.inputs) for source in recipe.evaluation.sets)
+        evaluation = recipe.evaluation.model_copy(update={"sets": sets})
+        return recipe.model_copy(update={"data": _pinned(recipe.data, self.inputs), "evaluation": evaluation})
 
     @property
     def problem(self) -> str:
@@ -120,7 +133,13 @@ def _decoded(run: str, fields: dict[bytes, bytes]) -> RunRecord:
         closed_at=float(text.get("closed_at", 0)),
         delete_files=text.get("delete_files") == "1",
         place=text.get("place", ""),
+        inputs=json.loads(text.get("inputs", "{}")),
     )
+
+
+def _pinned(source: S, inputs: Mapping[str, str]) -> S:
+    path = source.path and inputs.get(source.path, source.path)
+    return source.model_copy(update={"path": path})
 
 
 @lru_cache(maxsize=256)

@@ -296,7 +296,7 @@ class RunRecords:
         return await self.change(run, ACTIVE, RecordChange(fields={"rollout_replicas": str(rollout)}))
 
     async def set_paths(self, run: str, fence: Fence | None = None, role: str = OWNER, **paths: str) -> None:
-        """Set model_path, export_path or place, as the owner of a role. Raises UnknownRunError, FencedError."""
+        """Set model_path, inputs, export_path or place, as the owner of a role. Raises UnknownRunError, FencedError."""
         await self.change(run, ANY, RecordChange(fields=paths), fence, role=role)
 
     async def set_summary(self, run: str, summary: dict[str, Any], fence: Fence | None = None) -> None:

@@ -1,0 +1,33 @@
+"""Owns what a process and the program that downloads from the hub tell each other.
+
+Must not connect to anything.
+"""
+
+from __future__ import annotations
+
+from services.contracts import Value
+from services.storage.hub.address import HubAddress, Kind
+
+
+class DownloadRequest(Value):
+    """What to download; `cache` is the folder in which the copy's folder belongs."""
+
+    kind: Kind
+    repository: str
+    revision: str
+    path: str
+    cache: str
+
+    @property
+    def address(self) -> HubAddress:
+        """The address of the files."""
+        return HubAddress(self.kind, self.repository, self.revision, self.path)
+
+
+class DownloadAnswer(Value):
+    """The commit and the digest of the files, or what failed; `outage`: a later attempt may succeed."""
+
+    commit: str = ""
+    digest: str = ""
+    error: str = ""
+    outage: bool = False
