@@ -104,7 +104,8 @@ def _environment() -> dict[str, str]:
     unset = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DEBUG")
     kept = {name: value for name, value in os.environ.items() if name not in unset}
     patience = {"HF_HUB_DOWNLOAD_TIMEOUT": "30", "HF_HUB_ETAG_TIMEOUT": "30"}
-    return patience | kept | {"HF_HUB_OFFLINE": offline, "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+    quiet = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
+    return patience | kept | quiet | {"HF_HUB_OFFLINE": offline}
 
 
 def _in_store(address: HubAddress) -> StoreAddress | None:

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -15,8 +16,10 @@ from services.storage.errors import StoreError, StoreOutageError
 from services.storage.hub import copies
 from services.storage.hub.copies import hub_config, hub_copy, pinned_name
 from services.storage.models import local_model
+from services.storage.places import configured_store
 from tests.harness.free_ports import free_port
 from tests.harness.servers.hub_server import STRANGER, TOKEN, HubServer, files_of
+from tests.harness.servers.s3_server import S3Server
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -47,6 +50,7 @@ def test_needed_files_come_once_by_commit_and_digest(hub: HubServer, files: dict
     folder = copy(name, tmp_path)
     assert files_of(folder).keys() - {".penstock.json"} == files.keys()
     assert all((folder / file).read_bytes() == content for file, content in files.items())
+    assert {urlsplit(request).path.split("/")[-1] for request in hub.requests if "/api/" in request} == {"main", commit}
     once = len(hub.transfers())
     assert pin(tmp_path) == name
     assert copy(name, tmp_path) == local_model(name, tmp_path) == folder
@@ -276,3 +280,23 @@ def test_a_local_folder_of_that_name_is_ambiguous(
         pin(tmp_path / "cache")
     assert pinned_name("hf://org/tiny@main", "model.path", "model", tmp_path / "cache")
     assert os.listdir(tmp_path / "org/tiny@main") == []
+
+
+def test_other_nodes_take_a_model_from_the_store(
+    hub: HubServer, store: S3Server, files: dict[str, bytes], tmp_path: Path
+) -> None:
+    hub.model(NAME, files)
+    name = pin(tmp_path / "a")
+    assert pin(tmp_path / "b") == name  # a second run, prepared on another node: what is stored already stays
+    hub.requests.clear()
+    folder = local_model(name, tmp_path / "c")
+    assert (folder / "model.safetensors").read_bytes() == files["model.safetensors"]
+    assert not hub.requests
+    stored = f"{configured_store().key}/models/{folder.parent.name}/tiny"
+    store.damaged(f"{stored}/config.json", files["config.json"].replace(b"128", b"129"))
+    with pytest.raises(StoreError, match=r"/config\.json: damaged"):
+        local_model(name, tmp_path / "d")
+    # An upload that was cut off has no manifest: the files are taken from the hub, of the same commit.
+    store.damaged(f"{stored}/.penstock.json", None)
+    assert files_of(local_model(name, tmp_path / "e")) == files_of(folder)
+    assert hub.requests
