@@ -26,7 +26,7 @@ from deploy.hosting.roles import DIED, Rank, Role, RoleError, Sampler, learner_p
 from services.contracts import HostPid
 from services.settings import resource_requests
 from services.storage.hub.address import is_hub
-from services.storage.hub.copies import pinned_name
+from services.storage.hub.copies import pinned_data
 from services.storage.models import inputs_folder, models_folder
 from services.streams.state.run_record import RunRecord
 
@@ -51,14 +51,6 @@ def _prepare(document: dict[str, Any], cache: str, deadline_s: float) -> str:
     from services.settings import ModelSettings
 
     return record_name(ModelSettings.model_validate(document), Path(cache), deadline_s)
-
-
-def _prepare_data(fields: dict[str, str], cache: str, deadline_s: float) -> dict[str, str]:
-    """Runs in a worker process, because only a node for preparation reaches the hub. `fields`: by their values."""
-    return {
-        text: pinned_name(text, field, "dataset", Path(cache), deadline_s / len(fields))
-        for text, field in fields.items()
-    }
 
 
 @dataclass
@@ -97,7 +89,7 @@ class RayCluster:
             f"evaluation.sets {entry.name!r}.path": entry.path for entry in recipe.evaluation.sets
         }
         fields = {str(text): field for field, text in named.items() if is_hub(text)}
-        return dict(await _on_a_node(record, _prepare_data, fields, str(inputs_folder())))
+        return dict(await _on_a_node(record, pinned_data, fields, inputs_folder()))
 
     async def start(self, record: RunRecord) -> None:
         """Start all processes of a run, or find those that a previous gateway started.

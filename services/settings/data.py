@@ -46,13 +46,13 @@ class FieldMapping(Section):
 class SourceSettings(Section):
     """The source of prompts.
 
-    `reasoning-gym` generates `task` with `options`; `jsonl`, `parquet` and `hf` (a dataset folder as `datasets` saves
-    it) read `path` (also `s3://...`), whose rows have the `layout`: `penstock` (question, verifier, reference),
-    `dapo-math-17k` (the published schema), or `fields` (as mapped by `fields`). `prompt_format: dapo` asks for a last
-    line `Answer: ...`.
+    `reasoning-gym` generates `task` with `options`; `jsonl`, `csv`, `parquet` and `hf` (a dataset folder as `datasets`
+    saves it) read `path` (also `s3://...`, and `ORG/NAME@REVISION/PATH` of the Hugging Face Hub), whose rows have the
+    `layout`: `penstock` (question, verifier, reference), `dapo-math-17k` (the published schema), or `fields` (as mapped
+    by `fields`). `prompt_format: dapo` asks for a last line `Answer: ...`.
     """
 
-    source: Literal["reasoning-gym", "jsonl", "parquet", "hf"] = "reasoning-gym"
+    source: Literal["reasoning-gym", "jsonl", "csv", "parquet", "hf"] = "reasoning-gym"
     task: str = "chain_sum"
     options: dict[str, Any] = Field(default_factory=dict)
     path: str | None = None

@@ -179,7 +179,7 @@ def test_fewer_prompts_are_the_first_of_the_same_held_out_split() -> None:
         (["--recipe", "{recipe}", "--data", "/d.jsonl"], "--recipe, --data: give exactly one of them"),
         (["--recipe", "{recipe}", "--verifier", "math"], "only valid with --data"),
         (["--data", "{folder}/absent.jsonl"], "absent.jsonl' is not valid: expected an existing .jsonl"),
-        (["--data", "{recipe}"], "is not valid: expected a .jsonl or .parquet file, or a folder"),
+        (["--data", "{recipe}"], "is not valid: expected a .jsonl, .csv or .parquet file, or a folder"),
         (["--recipe", "{recipe}", "--samples", "0"], "evaluation.samples: 0 is not valid"),
         (["--recipe", "{recipe}", "--max-new-tokens", "256"], "expected less than model.max_model_len = 256"),
         (["--recipe", "{recipe}"], "model.path: '{folder}/model' is not valid: expected a Hugging Face folder"),

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from deploy.cli.client import Api
     from services.settings import Recipe
 
-SOURCES = {".jsonl": "jsonl", ".parquet": "parquet"}
+SOURCES = {".jsonl": "jsonl", ".csv": "csv", ".parquet": "parquet"}
 """The source by a data file's suffix; a folder is a dataset as Hugging Face saves it."""
 NEW_TOKENS = 512
 
@@ -102,7 +102,7 @@ def evaluate(
         document = _sets_of(recipe, data, verifier, prompt_format, max_new_tokens)
         if api is None and data is not None and not data.exists():
             raise StackError(
-                f"--data: {str(data)!r} is not valid: expected an existing .jsonl or .parquet file, or folder"
+                f"--data: {str(data)!r} is not valid: expected an existing .jsonl, .csv or .parquet file, or folder"
             )
         wanted = evaluation_recipe(document, model, max_model_len, prompts, asked)
         with redirect_stdout(sys.stderr) if as_json else nullcontext():
@@ -126,7 +126,7 @@ def _sets_of(
     assert data is not None
     source = "hf" if data.is_dir() else SOURCES.get(data.suffix)
     if source is None:
-        raise RecipeError(f"--data: {str(data)!r} is not valid: expected a .jsonl or .parquet file, or a folder")
+        raise RecipeError(f"--data: {str(data)!r} is not valid: expected a .jsonl, .csv or .parquet file, or a folder")
     # With `layout: penstock`, each row has its own verifier and reference.
     layout = {"layout": "fields", "verifier": verifier} if verifier is not None else {"layout": "penstock"}
     file = {"name": "data", "source": source, "path": str(data.absolute()), "prompt_format": prompt_format}

@@ -5,6 +5,7 @@ Must not hold more than a few thousand rows at a time.
 
 from __future__ import annotations
 
+import csv
 import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -62,7 +63,21 @@ def _object(name: str, number: int, line: bytes) -> Mapping[str, object]:
     return values
 
 
-READERS: Mapping[str, Reader] = {"jsonl": _jsonl, "parquet": columnar.parquet, "hf": columnar.dataset}
+def _csv(path: Path, name: str, split: str | None, columns: tuple[str, ...]) -> Iterator[Row]:
+    """Rows of a file whose first line has the names; a cell may contain line breaks, so that rows are counted."""
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            for number, values in enumerate(csv.DictReader(file, strict=True), start=1):
+                if None in values or None in values.values():
+                    raise DataError(f"{name} row {number}: expected as many cells as the first line has names")
+                yield Row(name, number, values)
+    except OSError as error:
+        raise DataError(f"{name} cannot be read: {error.strerror}") from None
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise DataError(f"{name} cannot be read as CSV in UTF-8: {error}") from None
+
+
+READERS: Mapping[str, Reader] = {"jsonl": _jsonl, "csv": _csv, "parquet": columnar.parquet, "hf": columnar.dataset}
 """The sources that read `path`, by data.source."""
 
 

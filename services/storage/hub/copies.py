@@ -46,6 +46,12 @@ def pinned_name(text: str, field: str, kind: Kind, cache: Path, deadline_s: floa
     return str(found)
 
 
+def pinned_data(fields: dict[str, str], cache: Path, deadline_s: float) -> dict[str, str]:
+    """The names for the record of data sets, by their text in the recipe, as its `fields` are too. See pinned_name."""
+    each_s = deadline_s / max(1, len(fields))
+    return {text: pinned_name(text, field, "dataset", cache, each_s) for text, field in fields.items()}
+
+
 def hub_copy(name: str, field: str, kind: Kind, cache: Path) -> Path:
     """The folder or file on this node of what the record or a recipe names, fetched if it is not there yet.
 

@@ -125,6 +125,24 @@ def test_jsonl_keeps_each_question_once(tmp_path):
     assert (splits.report.rows, splits.report.distinct, splits.report.duplicates) == (12, 6, 6)
 
 
+def test_csv_rows_have_the_names_of_the_first_line(tmp_path):
+    path = tmp_path / "rows.csv"
+    source = SourceSettings(source="csv", path=str(path), layout="fields")
+    path.write_text('\ufeffquestion,answer\n"1 + 1,\nplease",2\n2 + 2,4\n', encoding="utf-8")
+    first, second = load_set(source, None)
+    assert (first.messages[-1]["content"], first.reference) == ("1 + 1,\nplease", {"answer": "2"})
+    assert second.reference == {"answer": "4"}
+    for text, fault in {
+        "question,answer\n1,2\n3\n": "row 2: expected as many cells as the first line has names",
+        "question,answer\n1,2,3\n": "row 1: expected as many cells",
+        "question\n1\n": "row 1: field 'answer': missing; the row has 'question'",
+        'question,answer\n"1,2\n': "cannot be read as CSV in UTF-8",
+    }.items():
+        path.write_text(text)
+        with pytest.raises(DataError, match=rf"data\.path: '.*rows\.csv' {fault}"):
+            load_set(source, None)
+
+
 def test_jsonl_lines_end_at_line_feeds_and_may_be_blank(tmp_path):
     path = tmp_path / "rows.jsonl"
     row = {"question": "one\u2028question", "verifier": "math", "reference": {"answer": "1"}}

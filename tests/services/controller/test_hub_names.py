@@ -1,0 +1,42 @@
+"""The controller records what a run's model and data on the hub were resolved to, before a service starts."""
+
+from services.contracts import RunState
+from services.storage.errors import StoreError, StoreOutageError
+from tests.services.controller.hand_cluster import HandCluster, controlled, events_of, until_state
+
+MODEL = f"hf://org/tiny@{'c' * 40}#{'d' * 64}"
+DATA = f"hf://datasets/org/sums@{'c' * 40}/train.jsonl#{'e' * 64}"
+SOURCE = {"source": "jsonl", "path": "org/sums@main/train.jsonl", "layout": "fields", "options": {}}
+
+
+class HubCluster(HandCluster):
+    """Prepares a model and data of the hub."""
+
+    async def prepare_model(self, record):
+        self.request("prepare")
+        return MODEL
+
+    async def prepare_data(self, record):
+        self.request("prepare data")
+        return {record.recipe.data.path: DATA}
+
+
+async def test_what_was_downloaded_is_recorded_first(redis, run_id, tmp_path):
+    cluster = HubCluster(run_id)
+    cluster.failing["prepare data"] = [StoreOutageError("the hub is away")]
+    async with controlled(redis, run_id, tmp_path, cluster, data=SOURCE) as (records, _):
+        await until_state(records, run_id, RunState.STARTING)
+        while not any(request.startswith("start") for request in cluster.requests):
+            await until_state(records, run_id, RunState.STARTING)
+        record = await records.get(run_id)
+        assert (record.model_path, record.inputs) == (MODEL, {SOURCE["path"]: DATA})
+        assert cluster.requests == ["prepare", "prepare data", "prepare data", f"start {MODEL}"]
+        assert await events_of(redis, run_id, "downloaded") == [MODEL, DATA]
+
+
+async def test_a_run_fails_with_the_hubs_refusal(redis, run_id, tmp_path):
+    cluster = HubCluster(run_id)
+    cluster.failing["prepare data"] = [StoreError("data.path: 'x' cannot be downloaded: it is gated")]
+    async with controlled(redis, run_id, tmp_path, cluster, data=SOURCE) as (records, _):
+        record = await until_state(records, run_id, RunState.FAILED)
+    assert "data.path: 'x' cannot be downloaded: it is gated" in record.reason
