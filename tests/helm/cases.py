@@ -119,6 +119,11 @@ OBJECT_STORE_BY_ROLE = Case(
         },
     },
 )
+HUB = Case(
+    "the hub by a mirror, with a token",
+    {"hub": {"enabled": True, "endpoint": "https://mirror.example.org:8444/hub", "existingSecret": "own-hub"}},
+    external={("Secret", "own-hub"): frozenset({"HF_TOKEN"})},
+)
 SHARED_CLAIM = Case(
     "own claim for many nodes",
     {"storage": {"claim": {"existingClaim": "own-claim", "accessMode": "ReadWriteMany"}}},
@@ -222,6 +227,7 @@ CASES = [
     SENTINELS,
     OBJECT_STORE,
     OBJECT_STORE_BY_ROLE,
+    HUB,
     SHARED_CLAIM,
     NEW_SHARED_CLAIM,
     EXISTING_SECRETS,

@@ -50,7 +50,7 @@ REFUSED: list[tuple[Set, tuple[str, ...]]] = [
     ),
     *(
         ((f"json:networkPolicy.{name}.peers={empty}",), (f"networkPolicy.{name}", word))
-        for name in ("objectStore", "externalRedis")
+        for name in ("objectStore", "externalRedis", "hub")
         for empty, word in (("[]", "at least 1 items"), ("null", "peers is required"))
     ),
     (("networkPolicy.kubernetesApi=null",), ("networkPolicy", "kubernetesApi is required")),

@@ -15,6 +15,7 @@ from tests.helm.cases import (
     DEFAULTS,
     EXTERNAL_REDIS_TLS,
     GROUPS,
+    HUB,
     METRICS,
     MONITORED,
     OBJECT_STORE,
@@ -29,11 +30,13 @@ from tests.helm.rendering import NAMESPACE, Case, PodTemplate, render
 DNS, HTTPS, REDIS, GCS, DASHBOARD, API, NODE, FREE = 53, 443, 6379, 6379, 8265, 8470, 8471, 40000
 API_SERVERS = frozenset({443, 6443, 8443, 16443})
 """The ports on which API servers listen: clouds and kubeadm, minikube, MicroK8s."""
-STORE, REDIS_TLS = 9000, 6380
+STORE, REDIS_TLS, MIRROR = 9000, 6380, 8444
 OPEN_TO_RAY = RAY | {16443}
 """With a port between the first and the last port of Ray's workers."""
 PROBED = (
-    frozenset({DNS, GCS, REDIS, REDIS_TLS, DASHBOARD, API, NODE, FREE, STORE, 22, 8080, 9399, 9500, 10001, 20000})
+    frozenset(
+        {DNS, GCS, REDIS, REDIS_TLS, DASHBOARD, API, NODE, FREE, STORE, MIRROR, 22, 8080, 9399, 9500, 10001, 20000}
+    )
     | RAY
     | METRICS
     | API_SERVERS
@@ -128,6 +131,7 @@ EXPECTED: list[tuple[Case, Arrows, Arrows]] = [
     (CPU, joined(ALWAYS, OWN_REDIS), ANYWHERE),
     (MONITORED, joined(ALWAYS, OWN_REDIS), ANYWHERE),
     (OBJECT_STORE, joined(ALWAYS, OWN_REDIS), joined(ANYWHERE, by_address(KEEPING_FILES, STORE))),
+    (HUB, joined(ALWAYS, OWN_REDIS), joined(ANYWHERE, by_address(("cpu",), MIRROR))),
     (EXTERNAL_REDIS_TLS, ALWAYS, joined(ANYWHERE, by_address(PENSTOCK, REDIS_TLS))),
     (
         SELECTED_PEERS,

@@ -9,7 +9,7 @@ import base64
 import re
 
 from tests.harness.each import each
-from tests.helm.cases import CASES, DEFAULTS, OBJECT_STORE_BY_ROLE, SENTINELS
+from tests.helm.cases import CASES, DEFAULTS, GROUPS, HUB, OBJECT_STORE_BY_ROLE, SENTINELS
 from tests.helm.rendering import Case, Rendering, render
 
 TELLING = re.compile(r"PASSWORD|SECRET|TOKEN|CREDENTIAL|PRIVATE|ACCESS_KEY", re.IGNORECASE)
@@ -124,3 +124,16 @@ def test_the_clouds_role_reaches_only_pods_that_store_files() -> None:
     }
     holding = {pod.component for pod in rendering.pods if pod.spec["serviceAccountName"] in accounts}
     assert holding == {"head", "cpu", "rollout", "learner"}
+
+
+def test_only_preparation_has_the_hubs_token_and_address() -> None:
+    of_hub = {"HF_TOKEN", "HF_ENDPOINT", "HF_HUB_OFFLINE"}
+    for case, given in ((HUB, {"HF_TOKEN", "HF_ENDPOINT"}), (DEFAULTS, {"HF_HUB_OFFLINE"})):
+        for component in ("api", *GROUPS):
+            env = render(case).pod(component).main.env
+            assert of_hub & env.keys() == (given if component == "cpu" else set()), (case, component)
+    env = render(HUB).pod("cpu").main.env
+    assert env["HF_TOKEN"]["valueFrom"]["secretKeyRef"] == {"name": "own-hub", "key": "HF_TOKEN"}
+    assert env["HF_ENDPOINT"]["value"] == "https://mirror.example.org:8444/hub"
+    own = [{"name": "HF_TOKEN", "value": "own"}, {"name": "HF_ENDPOINT", "value": "http://own"}]
+    assert render(HUB.but({"cpu": {"env": own}})).pod("cpu").main.env["HF_TOKEN"]["value"] == "own"

@@ -53,6 +53,9 @@ dashboard-host: {{ .root.Values.ray.dashboard | ternary "0.0.0.0" "127.0.0.1" | 
   value: /tmp/{{ $folder }}
 {{- end }}
 {{- end }}
+{{- if eq .role "cpu" }}
+{{- include "penstock.hub.env" (dict "root" .root "own" $own) }}
+{{- end }}
 {{- range $own }}
 - {{ toYaml . | nindent 2 | trim }}
 {{- end }}

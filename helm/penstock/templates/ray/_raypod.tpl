@@ -22,6 +22,9 @@ metadata:
     {{- if and $files (eq $root.Values.storage.kind "s3") $root.Values.storage.s3.existingSecret }}
     checksum/store-auth: {{ include "penstock.storage.checksum" $root }}
     {{- end }}
+    {{- if and (eq .role "cpu") $root.Values.hub.enabled $root.Values.hub.existingSecret }}
+    checksum/hub-auth: {{ include "penstock.hub.checksum" $root }}
+    {{- end }}
     {{- with .of.annotations }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
