@@ -34,6 +34,7 @@ class Architecture(Section):
 class ModelSettings(Section):
     """The initial policy: a Hugging Face folder (`path`, also `s3://...`) or an installed package (`package`).
 
+    `path` may also be `ORG/NAME@REVISION`: a repository of the Hugging Face Hub at a branch, a tag or a commit.
     `chat_template`: the path (also `s3://...`) of a Jinja file in place of the tokenizer's own, or `none` for a base
     model without one (the messages' texts, joined by blank lines).
     """
