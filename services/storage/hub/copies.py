@@ -111,7 +111,10 @@ def _environment() -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if name not in unset}
     patience = {"HF_HUB_DOWNLOAD_TIMEOUT": "30", "HF_HUB_ETAG_TIMEOUT": "30"}
     quiet = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
-    return patience | kept | quiet | {"HF_HUB_OFFLINE": offline}
+    # The program must be found from any folder, as this code was.
+    paths = (str(Path(__file__).parents[3]), os.environ.get("PYTHONPATH"))
+    path = os.pathsep.join(path for path in paths if path)
+    return patience | kept | quiet | {"HF_HUB_OFFLINE": offline, "PYTHONPATH": path}
 
 
 def _in_store(address: HubAddress) -> StoreAddress | None:
