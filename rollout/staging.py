@@ -13,12 +13,11 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-import numpy as np
 import torch
 
 from rollout.channel import Channel, join
 from services.contracts import TensorEntry, WeightManifest, WeightPlan
-from services.contracts.weight_layout import bucket_layout
+from services.contracts.weight_layout import bucket_layout, checksum
 
 log = logging.getLogger(__name__)
 
@@ -42,13 +41,11 @@ class StagingProgress:
         return asdict(self)
 
 
-def checksum(bucket: torch.Tensor) -> int:
-    """The sum of `bucket` (uint8 [a multiple of 16]) read as int32, accumulated in int64."""
-    words = bucket.view(torch.int32)
-    if words.device.type == "cpu":
-        # Eight times faster than torch's sum here (9 ms for 64 MiB), on a core that decoding needs.
-        return int(words.numpy().sum(dtype=np.int64))
-    return int(words.sum(dtype=torch.int64))
+def checksum_of(bucket: torch.Tensor) -> int:
+    """The checksum of a bucket (uint8 [a multiple of 16]) on any device."""
+    if bucket.device.type == "cpu":
+        return checksum(bucket.numpy())
+    return int(bucket.view(torch.int32).sum(dtype=torch.int64))
 
 
 def _views(bucket: tuple[TensorEntry, ...], buffer: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
@@ -136,7 +133,7 @@ class Staging:
         expected = torch.empty(len(buffers), dtype=torch.int64, device=device)
         channel.receive(expected)
         sums = zip(buffers, expected.tolist(), strict=True)
-        if wrong := [index for index, (buffer, sent) in enumerate(sums) if checksum(buffer) != sent]:
+        if wrong := [index for index, (buffer, sent) in enumerate(sums) if checksum_of(buffer) != sent]:
             raise BrokenBroadcastError(
                 f"version {self.plan.version}: checksums of buckets {wrong} do not match those sent"
             )

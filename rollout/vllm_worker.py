@@ -26,7 +26,7 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 
 from rollout.engine import OWNER_VARIABLE, TRANSFER_BACKEND
 from rollout.staging import Staging, StagingOptions, StagingProgress
-from services.contracts import WeightManifest, WeightPlan
+from services.contracts import WeightManifest, WeightPlan, parse_manifest
 
 log = logging.getLogger(__name__)
 
@@ -128,7 +128,7 @@ class WorkerExtension:
         """Start to receive a plan (`plan` and `manifest` are JSON), as rank `base_rank` + this worker's."""
         engine = self.weight_transfer_engine
         options = StagingOptions(base_rank + self.rank, backend, torch.device(engine.device), on_host)
-        engine.stage(options, WeightPlan.model_validate_json(plan), WeightManifest.model_validate_json(manifest))
+        engine.stage(options, WeightPlan.model_validate_json(plan), parse_manifest(manifest))
 
     def staging_progress(self) -> dict[str, Any]:
         """The last staging's StagingProgress as plain data."""

@@ -13,7 +13,7 @@ from typing import Literal
 
 from rollout.engine import PoisonedError, RolloutEngine
 from rollout.staging import StagingProgress
-from services.contracts import EPOCH_SHIFT, UNOWNED, WeightAck, WeightManifest, WeightPlan
+from services.contracts import EPOCH_SHIFT, UNOWNED, WeightAck, WeightPlan, parse_manifest
 from services.metrics import POLICY_VERSION, SYNC_FAILURES, SYNC_SECONDS
 from services.process import Context
 from services.settings import Recipe
@@ -160,7 +160,7 @@ class WeightFollower:
 
     async def _stage(self, plan: WeightPlan, manifest: str) -> float:
         """Receive into the workers' staging buffers; returns the seconds it took. Raises PlanFailedError."""
-        parts = len(WeightManifest.model_validate_json(manifest).buckets) + 2
+        parts = len(parse_manifest(manifest).buckets) + 2
         try:
             # Each worker limits each part (group, buckets, checksums) to plan.timeout_s; this limits the workers.
             async with asyncio.timeout(plan.timeout_s * parts):

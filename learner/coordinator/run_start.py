@@ -112,7 +112,8 @@ class RunStart:
     async def _rewind(self, step: int, point: StartPoint) -> None:
         """Store the sampler's snapshot of `step` in Redis, and wait until the sampler has rewound the run to it."""
         exact = point.checkpoint is not None and point.checkpoint.step == step
-        text = self._worker.checkpoints.sampler(point.checkpoint) if point.checkpoint and exact else None
+        read, checkpoint = self._worker.checkpoints.sampler, point.checkpoint
+        text = await asyncio.to_thread(read, checkpoint) if checkpoint and exact else None
         await self._history.publish_snapshot(SamplerSnapshot.model_validate_json(text) if text else _empty(step))
         wanted, deadline_s = self._context.record.resumptions, self._recipe.limits.startup_timeout_s
         rewound = idle_during(self._worker, self._rewound(wanted))

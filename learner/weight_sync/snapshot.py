@@ -6,9 +6,9 @@ Must not communicate with any process except the learner ranks.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from learner.training.trainer import Trainer
 from services.contracts import TensorEntry, WeightManifest
-from services.contracts.weight_layout import bucket_layout, cut_buckets, tensor_bytes
+from services.contracts.weight_layout import bucket_layout, checksum, cut_buckets, tensor_bytes
 
 MIB = 1 << 20
 
@@ -26,27 +26,26 @@ class Snapshot:
     """The weights of policy `version`. They never change, so they can be sent while training continues.
 
     buckets: uint8 [bucket bytes] each, in the order and layout of the manifest.
+    checksums: int64 [buckets], the sum of each bucket (`services.contracts.weight_layout`).
+    digest: the fingerprint of the weights, the first 32 hexadecimal digits of the SHA-256 of the checksums.
     """
 
     version: int
     manifest: WeightManifest
     buckets: tuple[Tensor, ...]
+    checksums: Tensor
+    digest: str
 
-    @cached_property
-    def checksums(self) -> Tensor:
-        """int64 [buckets]: the sum of each bucket, read as int32 and accumulated in int64."""
-        return torch.stack([bucket.view(torch.int32).sum(dtype=torch.int64) for bucket in self.buckets])
-
-    @cached_property
-    def digest(self) -> str:
-        """The fingerprint of the weights: the first 32 hexadecimal digits of the SHA-256 of the checksums."""
-        return hashlib.sha256(self.checksums.numpy().tobytes()).hexdigest()[:32]
+    @classmethod
+    def of(cls, version: int, manifest: WeightManifest, buckets: Sequence[Tensor], sums: Sequence[int]) -> Snapshot:
+        """The snapshot of `buckets`, whose checksums are `sums`. They take long for a large policy, so not here."""
+        checksums = torch.tensor(sums, dtype=torch.int64)
+        digest = hashlib.sha256(checksums.numpy().tobytes()).hexdigest()[:32]
+        return cls(version, manifest, tuple(buckets), checksums, digest)
 
     def numbered(self, version: int) -> Snapshot:
         """The same weights as policy `version`."""
-        copy = replace(self, version=version)
-        copy.__dict__["checksums"] = self.checksums  # the copy has the same weights, so the cached value applies
-        return copy
+        return replace(self, version=version)
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """(Hugging Face name, tensor) in the order of the manifest. The tensors are views of the buckets."""
@@ -82,15 +81,22 @@ def make_manifest(trainer: Trainer, bucket_mib: int) -> WeightManifest:
 
 
 def take_snapshot(trainer: Trainer, manifest: WeightManifest, version: int, *, keep: bool) -> Snapshot | None:
-    """Copy the policy, bucket by bucket. Collective. Returns None on ranks without `keep`, which hold no copy."""
+    """Copy the policy, bucket by bucket, and sum it. Collective. Blocks for seconds per 10 GB.
+
+    Returns None on ranks without `keep`, which hold no copy.
+    """
     named = _named(trainer)
-    buckets = []
-    for entries in manifest.buckets:
-        parameters = [named[entry.name] for entry in entries]
-        with trainer.gathered(parameters):
-            if keep:
-                bucket = torch.zeros(bucket_layout(entries).size, dtype=torch.uint8)
-                for view, parameter in zip(_views(entries, bucket), parameters, strict=True):
-                    view.copy_(parameter.detach())
-                buckets.append(bucket)
-    return Snapshot(version, manifest, tuple(buckets)) if keep else None
+    buckets: list[Tensor] = []
+    sums: list[Future[int]] = []
+    # A bucket is summed while the next one is copied. All of them are kept in any case, so none waits for its sum.
+    with ThreadPoolExecutor(1, thread_name_prefix="checksums") as summing:
+        for entries in manifest.buckets:
+            parameters = [named[entry.name] for entry in entries]
+            with trainer.gathered(parameters):
+                if keep:
+                    bucket = torch.zeros(bucket_layout(entries).size, dtype=torch.uint8)
+                    for view, parameter in zip(_views(entries, bucket), parameters, strict=True):
+                        view.copy_(parameter.detach())
+                    buckets.append(bucket)
+                    sums.append(summing.submit(checksum, bucket.numpy()))
+    return Snapshot.of(version, manifest, buckets, [found.result() for found in sums]) if keep else None

@@ -32,7 +32,7 @@ from services.contracts.training import (
     SamplerState,
     StepRecord,
 )
-from services.contracts.weights import EPOCH_SHIFT, TensorEntry, WeightAck, WeightManifest, WeightPlan
+from services.contracts.weights import EPOCH_SHIFT, TensorEntry, WeightAck, WeightManifest, WeightPlan, parse_manifest
 
 __all__ = [
     "AFTER",
@@ -89,4 +89,5 @@ __all__ = [
     "WeightAck",
     "WeightManifest",
     "WeightPlan",
+    "parse_manifest",
 ]

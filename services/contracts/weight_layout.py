@@ -1,4 +1,4 @@
-"""Owns the layout of a bucket's tensors in its flat buffer, which both ends of a broadcast compute.
+"""Owns what both ends of a broadcast compute of a bucket: its tensors' places in the flat buffer, and its checksum.
 
 Must not import torch; sizes come from the manifest only.
 """
@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
+
+import numpy as np
+from numpy.typing import NDArray
 
 from services.contracts import TensorEntry
 
@@ -59,6 +62,14 @@ def bucket_layout(bucket: tuple[TensorEntry, ...]) -> BucketLayout:
         offsets.append(end)
         end = _aligned(end + tensor_bytes(entry))
     return BucketLayout(size=end, offsets=tuple(offsets))
+
+
+def checksum(bucket: NDArray[np.uint8]) -> int:
+    """The sum of a bucket (uint8 [a multiple of 16]) read as int32, accumulated in int64.
+
+    Much faster than torch's sum, and other threads run meanwhile.
+    """
+    return int(bucket.view(np.int32).sum(dtype=np.int64))
 
 
 def cut_buckets(entries: list[TensorEntry], target_bytes: int) -> tuple[tuple[TensorEntry, ...], ...]:

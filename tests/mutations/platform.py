@@ -58,6 +58,13 @@ PLATFORM = [
         ("tests/learner/test_archive.py", "tests/learner/test_woken.py"),
     ),
     Mutation(
+        "learner: a snapshot is summed by the thread that awaits it",
+        "learner/weight_sync/snapshot.py",
+        "[found.result() for found in sums]",
+        "[checksum(bucket.numpy()) for bucket in buckets]",
+        ("tests/learner/test_snapshot.py",),
+    ),
+    Mutation(
         "learner: a joining replica gets no weights",
         "learner/weight_sync/publisher.py",
         'frozenset({"joining", "ready"})',
