@@ -10,7 +10,7 @@ export PYTHONUNBUFFERED := 1
 # Every process of a run imports the same large libraries; without byte code each process would compile them.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all tools check helm format test-system test-cluster mutations chaos chaos-stub compare-trl install clean
+.PHONY: demo test test-all tools check helm format test-system test-gpu test-cluster mutations chaos chaos-stub compare-trl install clean
 
 demo: install
 	$(BIN)/penstock demo
@@ -25,7 +25,7 @@ test: check tools
 # They mostly compute, and Ray's start-up deadlines are short for a busy machine: one test process per core.
 test-all: TEST_WORKERS = 2
 test-all: check tools
-	$(PYTEST) -m "not system and not images"
+	$(PYTEST) -m "not system and not images and not gpu"
 
 # Prometheus, promtool and busybox from PATH, else from Debian's packages, without root. If neither works, it names the
 # missing package, and the tests that need it are skipped.
@@ -53,9 +53,13 @@ format: install
 test-system: tools
 	$(BIN)/python -m pytest -m system tests/system
 
+# Needs NVIDIA GPUs and the extra `gpu`; a test that needs more than there is is skipped, and says what it needs.
+test-gpu: install
+	$(BIN)/python -m pytest -m gpu tests/gpu
+
 # Part of make test-all: a run on pods that drain, die and restart, with the commands of the chart's pods.
 test-cluster: install
-	$(BIN)/python -m pytest -m "not system and not images" tests/cluster
+	$(BIN)/python -m pytest -m "not system and not images and not gpu" tests/cluster
 
 # Plants a fault in each formula and in the platform, in a copy, and fails if `make test` would miss one. Takes up to an
 # hour on two cores.

@@ -22,6 +22,7 @@ import torch
 from numpy.typing import NDArray
 
 from services.contracts import Sampling, VersionSpan
+from services.contracts.weight_group import nccl_environment
 from services.settings import Recipe
 
 log = logging.getLogger(__name__)
@@ -61,7 +62,7 @@ class Generation:
 
 
 @contextmanager
-def _environment(threads: int, startup_timeout_s: float) -> Iterator[None]:
+def _environment(threads: int, startup_timeout_s: float, weights_timeout_s: float) -> Iterator[None]:
     """Set the variables that the engine's processes inherit at their start; restore them in this process afterwards.
 
     vLLM sets LD_PRELOAD, which must not reach processes that this process starts later.
@@ -79,6 +80,7 @@ def _environment(threads: int, startup_timeout_s: float) -> Iterator[None]:
         "TORCHINDUCTOR_CACHE_DIR": _compile_cache(),
         "VLLM_ENGINE_READY_TIMEOUT_S": str(math.ceil(startup_timeout_s)),
         OWNER_VARIABLE: str(os.getpid()),
+        **nccl_environment(weights_timeout_s),
     }
     with _environment_lock:
         before = {name: os.environ.get(name) for name in (*wanted, "LD_PRELOAD")}
@@ -158,7 +160,8 @@ class RolloutEngine:
 
         def build() -> Any:
             # Imported here: vLLM reads its variables on import, and importing it takes seconds.
-            with _environment(recipe.rollout.threads, recipe.limits.startup_timeout_s):
+            timeouts = (recipe.limits.startup_timeout_s, recipe.weights.timeout_s)
+            with _environment(recipe.rollout.threads, *timeouts):
                 from vllm.engine.arg_utils import AsyncEngineArgs
                 from vllm.v1.engine.async_llm import AsyncLLM
 

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import torch
 
-from rollout.channel import Channel, join
+from rollout.channel import Channel
 from services.contracts import TensorEntry, WeightManifest, WeightPlan
 from services.contracts.weight_layout import bucket_layout, checksum
 
@@ -77,7 +77,11 @@ class Staging:
         """Start receiving, through `channel` where that is a formed group."""
         self.plan = plan
         self.progress = StagingProgress("receiving")
-        self.channel = channel
+        # It exists before it is formed, so that `abandon` reaches it at any moment.
+        self.channel: Channel | None = channel or Channel(
+            options.backend, plan.generation, options.rank, plan.world, plan.timeout_s, options.device
+        )
+        self._joined = channel is not None
         self._options = options
         self._manifest = manifest
         self._buffers: list[torch.Tensor] = []
@@ -91,7 +95,7 @@ class Staging:
             yield from _views(bucket, buffer)
 
     def abandon(self) -> None:
-        """Stop receiving and free the buffers; this also breaks the group for its other members."""
+        """Stop receiving and free the buffers, at once; this also breaks the group for its other members."""
         self._abandoned = True
         channel = self.channel
         if self.progress.phase == "receiving" and channel is not None:
@@ -102,7 +106,9 @@ class Staging:
     def _run(self) -> None:
         started = time.monotonic()
         try:
-            channel = self.channel or self._join()
+            channel = self.channel
+            if channel is None:
+                raise BrokenBroadcastError("abandoned for a newer plan")
             try:
                 self._buffers = self._receive(channel)
             except BaseException:
@@ -114,16 +120,13 @@ class Staging:
             outcome = StagingProgress("failed", f"{type(error).__name__}: {error}", time.monotonic() - started)
         self.progress = outcome
 
-    def _join(self) -> Channel:
-        plan, options = self.plan, self._options
-        self.channel = join(
-            options.backend, plan.generation, plan.host, plan.port, options.rank, plan.world, plan.timeout_s
-        )
-        return self.channel
-
     def _receive(self, channel: Channel) -> list[torch.Tensor]:
         """The buckets, verified. Raises RuntimeError (BrokenBroadcastError is one)."""
         device = self._options.device
+        if device.type == "cuda":
+            torch.cuda.set_device(device)  # it is a property of the thread
+        if not self._joined:
+            channel.join(self.plan.host, self.plan.port)
         buffers = []
         for bucket in self._manifest.buckets:
             self._still_wanted()

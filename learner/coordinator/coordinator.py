@@ -48,7 +48,9 @@ class Coordinator:
         resumed = await history.policy() is not None
         await idle_during(worker, worker.resume.open_archive(history.fence, resumed=resumed))
         weights = context.record.recipe.weights
-        publisher = Publisher(context.redis, context.keys, context.event_log, weights, context.host, history)
+        publisher = Publisher(
+            context.redis, context.keys, context.event_log, weights, context.host, history, worker.device
+        )
         # The first write under the fence comes after this epoch is in the archive, and before anything is read from
         # Redis by which files are deleted: a learner that started meanwhile makes it fail, a later one is above it.
         await publisher.open(worker.manifest)

@@ -5,9 +5,12 @@ Must not read a stream, publish a version or commit a step; rank 0's coordinator
 
 from __future__ import annotations
 
+import os
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from learner.rank.batch_training import BatchTraining
 from learner.rank.checkpoint_writer import CheckpointWriter
@@ -15,10 +18,11 @@ from learner.rank.commands import Command
 from learner.rank.context import RankContext
 from learner.rank.run_resume import RunResume
 from learner.storage_retry import retry_storage
-from learner.training.process_group import Ranks, keep_freed_memory
+from learner.training.process_group import Ranks, keep_freed_memory, nccl_failure_policy
 from learner.training.trainer import Trainer, leave
 from learner.weight_sync.snapshot import Snapshot, make_manifest, take_snapshot
 from services.contracts import WeightManifest
+from services.contracts.weight_group import nccl_environment
 from services.process import Context
 from services.storage.models import local_model, models_folder
 
@@ -57,6 +61,7 @@ class RankWorker:
     def _open(self) -> None:
         rank, recipe = self._rank, self._context.record.recipe
         keep_freed_memory()
+        os.environ.update(nccl_failure_policy(rank.timeout_s) | nccl_environment(recipe.weights.timeout_s))
         # A rank whose node already has the model waits here for ranks that are still fetching it.
         meet_s = recipe.limits.startup_timeout_s
         rank.ranks = Ranks(rank.rank, rank.world, *self._master, timeout_s=rank.timeout_s, meet_s=meet_s)
@@ -76,6 +81,11 @@ class RankWorker:
             self._rank.trainer.close()
         if hasattr(self._rank, "ranks"):
             leave(self._rank.ranks)
+
+    @property
+    def device(self) -> torch.device:
+        """The device on which this rank trains."""
+        return self._rank.ranks.device
 
     @property
     def causal_lm(self) -> Any:

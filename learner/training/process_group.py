@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import math
 import os
 import sys
+import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from datetime import timedelta
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -20,8 +23,12 @@ from torch._C._distributed_c10d import TCPStore
 
 log = logging.getLogger(__name__)
 
+R = TypeVar("R")
+
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
 LARGEST_KEPT_BLOCK = 128 << 20
+GRACE_S = 2.0
+"""Seconds that torch's own deadline, whose error tells more, may take to be noticed."""
 
 
 def keep_freed_memory() -> None:
@@ -38,11 +45,49 @@ def keep_freed_memory() -> None:
         mallopt(option, value)
 
 
+def nccl_failure_policy(timeout_s: float) -> dict[str, str]:
+    """The variables that torch's NCCL groups of the ranks need; set them before the first group.
+
+    A collective that fails, or takes longer than its deadline, ends the process within some seconds: the thread that
+    waits for it may hang in CUDA, and cannot be told. The communicators are not aborted first, because that may hang
+    as well. The monitor ends a process whose watchdog itself hangs for `timeout_s` seconds.
+    """
+    return {
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3",
+        "TORCH_NCCL_ENABLE_MONITORING": "1",
+        "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": str(math.ceil(timeout_s)),
+        # The process ends four times as long after an error, in which its ranks write what they did to disk.
+        "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "2000",
+    }
+
+
+def within(deadline_s: float, what: str, work: Callable[[], R]) -> R:
+    """The result of blocking `work`, done in a thread of its own.
+
+    Raises RuntimeError if it takes longer than `deadline_s` seconds; the thread is left behind.
+    """
+    done: Future[R] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(work())
+        except BaseException as error:  # noqa: BLE001 - the waiting thread raises it
+            done.set_exception(error)
+
+    threading.Thread(target=run, name="within-deadline", daemon=True).start()
+    try:
+        return done.result(deadline_s)
+    except TimeoutError:
+        if done.done():
+            raise
+        raise RuntimeError(f"{what} took longer than {deadline_s:g} s") from None
+
+
 class Ranks:
     """The place of this process among the learner ranks. One per process; calls block; use it from one thread."""
 
     def __init__(self, rank: int, world: int, host: str, port: int, timeout_s: float, meet_s: float = 0.0) -> None:
-        """Join the group; blocks until all ranks have joined.
+        """Join the group; blocks until all ranks have joined. Raises RuntimeError after the deadline.
 
         `timeout_s` limits each collective. `meet_s`, if longer, limits the time until all ranks, each with its model,
         have joined.
@@ -51,13 +96,29 @@ class Ranks:
             raise ValueError(f"master_port: {port} is not valid with world = {world}: expected a free port of rank 0")
         self.rank = rank
         self.world = world
-        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        timeout = timedelta(seconds=timeout_s)
-        meeting = timedelta(seconds=max(timeout_s, meet_s))
-        store = TCPStore(host, port, world, is_master=rank == 0, timeout=meeting)
-        store.set_timeout(timeout)
+        # Each rank sees only its own device.
+        self.device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+        timeout, meeting = timedelta(seconds=timeout_s), timedelta(seconds=max(timeout_s, meet_s))
+
+        def meet() -> TCPStore:
+            store = TCPStore(host, port, world, is_master=rank == 0, timeout=meeting)
+            store.set_timeout(timeout)
+            return store
+
+        # torch has deadlines of its own, but waits without one for the answer of a store whose process is stopped.
+        store = within(meeting.total_seconds() + GRACE_S, f"the meeting of {world} ranks", meet)
+        within(timeout_s + GRACE_S, f"connecting {world} ranks", lambda: self._connect(store, timeout))
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)  # it is a property of the thread
+
+    def _connect(self, store: TCPStore, timeout: timedelta) -> None:
         backend = "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo"
-        dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timeout)
+        dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.world, timeout=timeout)
+        if self.device.type == "cuda":
+            # Otherwise the communicator forms in the first collective, and no watchdog watches it until then.
+            torch.cuda.set_device(self.device)
+            dist.all_reduce(torch.zeros(1, device=self.device))
+            torch.cuda.synchronize(self.device)
 
     def all_reduce(self, values: Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Tensor:
         """Reduce a small CPU tensor over all ranks, in place, and return it."""

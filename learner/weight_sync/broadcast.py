@@ -16,79 +16,119 @@ from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, Store, TCPStore
 
 from learner.weight_sync.snapshot import Snapshot
+from services.contracts.weight_group import Membership, Work, without_watchdog
 
 log = logging.getLogger(__name__)
 
 
-class BroadcastGroup(Protocol):
-    """A formed group in which this process is rank 0. Every call blocks and raises RuntimeError on failure."""
+class Sender(Protocol):
+    """A backend's group in which this process is rank 0."""
 
-    def send(self, tensor: Tensor) -> None:
-        """Broadcast a CPU tensor. Blocks until it is sent, at most for the timeout of the group."""
+    def broadcast(self, tensor: Tensor) -> Work:
+        """Start to send a CPU tensor."""
 
-    def abort(self) -> None:
-        """Abandon the group without waiting for its members. Their pending receives fail."""
+    def close(self) -> None:
+        """Leave the group. May block until the deadline of the transfer in progress."""
 
 
-class GlooGroup:
-    """Gloo over TCP, for learners on CPU."""
+class GlooSender:
+    """Gloo over TCP, for learners on CPU. The connections close with the last reference to the group."""
 
-    def __init__(self, store: Store, world: int, timeout_s: float) -> None:
-        self._group: Any = ProcessGroupGloo(store, 0, world, timedelta(seconds=timeout_s))
+    def __init__(self, store: Store, world: int, timeout: timedelta, device: torch.device | None) -> None:
+        self._group: Any = ProcessGroupGloo(store, 0, world, timeout)
 
-    def send(self, tensor: Tensor) -> None:
-        self._group.broadcast(tensor, 0).wait()
+    def broadcast(self, tensor: Tensor) -> Work:
+        return self._group.broadcast(tensor, 0)  # type: ignore[no-any-return]
 
-    def abort(self) -> None:
-        # Dropping the last reference closes the connections, so the receives of the members fail at once.
+    def close(self) -> None:
         self._group = None
 
 
-class NcclGroup:
+class NcclSender:
     """NCCL between GPUs, for clusters."""
 
-    def __init__(self, store: Store, world: int, timeout_s: float) -> None:
+    def __init__(self, store: Store, world: int, timeout: timedelta, device: torch.device | None) -> None:
         # Only CUDA builds of torch have it.
         from torch._C._distributed_c10d import ProcessGroupNCCL
 
+        self._device = device or torch.device("cuda", torch.cuda.current_device())
+        torch.cuda.set_device(self._device)
         options = ProcessGroupNCCL.Options()
-        options._timeout = timedelta(seconds=timeout_s)
-        self._device = torch.device("cuda", torch.cuda.current_device())
-        self._timeout = timedelta(seconds=timeout_s)
-        self._group: Any = ProcessGroupNCCL(store, 0, world, options)
+        options._timeout = timeout
+        # A blocking initialisation could not be aborted.
+        options.config.blocking = 0
+        with without_watchdog():
+            group = ProcessGroupNCCL(store, 0, world, options)
+        group.eager_connect_single_device(self._device)
+        self._group: Any = group
+        # It returns before the members are connected; the first transfer waits for that.
+        self.broadcast(torch.zeros(1)).wait()
 
-    def send(self, tensor: Tensor) -> None:
-        self._group.broadcast(tensor.to(self._device), 0).wait(self._timeout)
-        torch.cuda.synchronize(self._device)
+    def broadcast(self, tensor: Tensor) -> Work:
+        torch.cuda.set_device(self._device)  # it is a property of the thread
+        return self._group.broadcast(tensor.to(self._device), 0)  # type: ignore[no-any-return]
 
-    def abort(self) -> None:
+    def close(self) -> None:
         # The group is never destroyed, because that is a collective and hangs after a failure.
         self._group.abort()
 
 
-BACKENDS: dict[str, Callable[[Store, int, float], BroadcastGroup]] = {"gloo": GlooGroup, "nccl": NcclGroup}
-"""The group classes by `weights.backend`."""
+BACKENDS: dict[str, Callable[[Store, int, timedelta, torch.device | None], Sender]] = {
+    "gloo": GlooSender,
+    "nccl": NcclSender,
+}
+"""The backends by `weights.backend`."""
+
+
+class BroadcastGroup:
+    """A group of this process, rank 0, and `world` - 1 receivers.
+
+    `form` and `send` block, for at most the timeout, and raise RuntimeError; the group must not be used after that.
+    """
+
+    def __init__(self, world: int, timeout_s: float, connect: Callable[[Membership[Sender]], Sender]) -> None:
+        self._membership = Membership[Sender](0, world, timeout_s, lambda group: group.close())
+        self._connect = connect
+
+    def form(self) -> None:
+        """Form the group, when all receivers have joined."""
+        self._membership.form(lambda: self._connect(self._membership))
+
+    def send(self, tensor: Tensor) -> None:
+        """Broadcast a CPU tensor."""
+        self._membership.transfer(lambda group: group.broadcast(tensor))
+
+    def abort(self) -> None:
+        """Abandon the group, at any moment and from any thread; returns at once. The receivers fail."""
+        self._membership.leave()
 
 
 class Rendezvous:
-    """The store at which groups are formed. This process serves it until it exits."""
+    """The store at which groups are formed. This process serves it until it exits. `device`: from which NCCL sends."""
 
-    def __init__(self, host: str, backend: str, timeout_s: float) -> None:
+    def __init__(self, host: str, backend: str, timeout_s: float, device: torch.device | None = None) -> None:
         self.host = host
         self._timeout_s = timeout_s
-        self._make = BACKENDS[backend]
-        self._server = TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=timeout_s))
+        self._timeout = timedelta(seconds=timeout_s)
+        self._backend = BACKENDS[backend]
+        self._device = device
+        self._server = TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=self._timeout)
 
     @property
     def port(self) -> int:
         """The port on which the store listens."""
         return int(self._server.port)
 
-    def form(self, generation: int, world: int) -> BroadcastGroup:
-        """Form a group with `world` - 1 receivers. Blocks at most for the timeout; raises RuntimeError."""
-        timeout = timedelta(seconds=self._timeout_s)
-        client = TCPStore(self.host, self.port, is_master=False, wait_for_workers=False, timeout=timeout)
-        return self._make(PrefixStore(f"gen{generation}", client), world, self._timeout_s)
+    def group(self, generation: int, world: int) -> BroadcastGroup:
+        """A group with `world` - 1 receivers, not formed yet."""
+
+        def connect(membership: Membership[Sender]) -> Sender:
+            client = TCPStore(self.host, self.port, is_master=False, wait_for_workers=False, timeout=self._timeout)
+            store = PrefixStore(f"gen{generation}", client)
+            membership.meet(store)
+            return self._backend(store, world, self._timeout, self._device)
+
+        return BroadcastGroup(world, self._timeout_s, connect)
 
 
 def send_snapshot(group: BroadcastGroup, snapshot: Snapshot) -> float:

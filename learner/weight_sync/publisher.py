@@ -15,6 +15,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TypeVar
 
+import torch
+
 from learner.weight_sync.broadcast import BroadcastGroup, Rendezvous, send_snapshot
 from learner.weight_sync.snapshot import Snapshot
 from services.cancellation import cancel_and_wait
@@ -79,10 +81,20 @@ def in_thread(work: Callable[[], R]) -> asyncio.Future[R]:
 
 
 class Publisher:
-    """The learner's side of the weight protocol, on rank 0. Generations increase with the epoch of `history`."""
+    """The learner's side of the weight protocol, on rank 0. Generations increase with the epoch of `history`.
+
+    `device`: the one from which NCCL sends.
+    """
 
     def __init__(
-        self, redis: Redis, keys: RunKeys, event_log: EventLog, settings: WeightsSettings, host: str, history: History
+        self,
+        redis: Redis,
+        keys: RunKeys,
+        event_log: EventLog,
+        settings: WeightsSettings,
+        host: str,
+        history: History,
+        device: torch.device | None = None,
     ) -> None:
         self._history = history
         self._redis = redis
@@ -90,6 +102,7 @@ class Publisher:
         self._event_log = event_log
         self._settings = settings
         self._host = host
+        self._device = device
         self._generation = history.fence.epoch << EPOCH_SHIFT
         self._acks_read = "0-0"
         self._current: Snapshot | None = None
@@ -101,7 +114,7 @@ class Publisher:
     async def open(self, manifest: WeightManifest) -> None:
         """Store the manifest, serve the rendezvous and start the reconcile loop."""
         await self._history.publish_manifest(manifest)
-        self._rendezvous = Rendezvous(self._host, self._settings.backend, self._settings.timeout_s)
+        self._rendezvous = Rendezvous(self._host, self._settings.backend, self._settings.timeout_s, self._device)
         self._task = asyncio.create_task(self._reconcile())
 
     async def publish(self, snapshot: Snapshot) -> float:
@@ -206,19 +219,17 @@ class Publisher:
     async def _carry_out(self, plan: WeightPlan, snapshot: Snapshot, group: BroadcastGroup | None) -> BroadcastGroup:
         await self._history.publish_plan(plan)
         broadcast = _Broadcast(plan, asyncio.get_running_loop().create_future())
-        if group is None:
-            started = time.monotonic()
-            forming = in_thread(lambda: self._rendezvous.form(plan.generation, plan.world))
-            group = await self._watched(forming, broadcast, "forming the group")
-            self._observe("form", time.monotonic() - started)
-        formed = group
+        formed = group or self._rendezvous.group(plan.generation, plan.world)
         try:
+            if group is None:
+                started = time.monotonic()
+                await self._watched(in_thread(formed.form), broadcast, "forming the group")
+                self._observe("form", time.monotonic() - started)
             sending = in_thread(lambda: send_snapshot(formed, snapshot))
             self._observe("broadcast", await self._watched(sending, broadcast, "the broadcast"))
             await self._watched(broadcast.all_applied, broadcast, "applying the weights")
         except BaseException:
-            # Leaving a group in which a member has stopped blocks until the timeout, so it happens in a thread.
-            in_thread(formed.abort)
+            formed.abort()
             raise
         return formed
 
@@ -261,7 +272,7 @@ class Publisher:
 
     def _drop_group(self) -> None:
         if self._held:
-            in_thread(self._held.group.abort)
+            self._held.group.abort()
             self._held = None
 
 

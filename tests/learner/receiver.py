@@ -16,6 +16,7 @@ import torch
 from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, TCPStore
 
 from services.contracts import ProcessInfo, WeightAck, WeightManifest, WeightPlan
+from services.contracts.weight_group import Membership
 from services.contracts.weight_layout import bucket_layout, tensor_bytes
 from services.streams.connection.client import connect
 from services.streams.delivery.consumer import tail
@@ -106,6 +107,7 @@ class Receiver:
             store = TCPStore(plan.host, plan.port, is_master=False, wait_for_workers=False, timeout=timeout)
             prefixed = PrefixStore(f"gen{plan.generation}", store)
             rank = plan.members[self.info.id]
+            Membership[Any](rank, plan.world, plan.timeout_s, lambda _: None).meet(prefixed)
             self._groups = {plan.generation: ProcessGroupGloo(prefixed, rank, plan.world, timeout)}
         return self._groups[plan.generation]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,11 +13,14 @@ import pytest
 from learner.coordinator import run_end, waiting
 from learner.rank import worker
 from learner.rank.worker import RankWorker
+from learner.training.process_group import nccl_failure_policy
+from services.contracts.weight_group import nccl_environment
 from services.storage.errors import StoreError
 from tests.harness.small_run import recipe_document, service_context
 from tests.learner.running import end_ranks, start_programs
 
 pytestmark = pytest.mark.timeout(400)
+NCCL = nccl_failure_policy(600.0) | nccl_environment(60.0)
 
 
 @pytest.mark.slow
@@ -61,9 +65,11 @@ async def test_rank_0_waits_for_ranks_as_long_as_they_may_start(
     redis: Any, run_id: str, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: dict[str, Any] = {}
+    for name in NCCL:
+        monkeypatch.setenv(name, "")  # restored after the test
 
     def meet(*_: Any, **named: Any) -> None:
-        given.update(named)
+        given.update(named, policy={name: os.environ[name] for name in NCCL})
         raise ConnectionError("end of the test")
 
     monkeypatch.setattr(worker, "Ranks", meet)
@@ -72,6 +78,7 @@ async def test_rank_0_waits_for_ranks_as_long_as_they_may_start(
         with pytest.raises(ConnectionError):
             RankWorker(context, 0, 2, ("127.0.0.1", 1))._open()
     assert (given["timeout_s"], given["meet_s"]) == (600.0, 5000.0)
+    assert given["policy"] == NCCL, "torch reads the variables when a group is created"
 
 
 async def test_ranks_receive_idle_commands_while_rank_0_waits(

@@ -25,7 +25,7 @@ DATA = (ROOT / "runs", ROOT / "deploy" / "compose" / "secrets")
 ALL = [*MUTATIONS, *PLATFORM]
 SUITE = ("tests",)
 """Where the conformance suite is: all tests with its mark."""
-EVERY_COMMIT = "not slow and not system and not images"
+EVERY_COMMIT = "not slow and not system and not images and not gpu"
 """The tests of `make test`, which must catch every fault."""
 CONFORMANCE = "conformance and not slow"
 NEAR = {

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from services.contracts import TensorEntry, WeightAck, WeightManifest, WeightPlan
+from services.contracts.weight_group import Membership
 from services.contracts.weight_layout import bucket_layout, cut_buckets
 from services.process import Context
 from services.streams.delivery.consumer import tail
@@ -53,7 +54,9 @@ def checksums(buffers: list[torch.Tensor]) -> torch.Tensor:
 def form(port: int, generation: int, world: int, timeout_s: float) -> Any:
     deadline = timedelta(seconds=timeout_s)
     store = TCPStore(HOST, port, is_master=False, timeout=deadline)
-    return dist.ProcessGroupGloo(PrefixStore(f"gen{generation}", store), 0, world, deadline)
+    prefixed = PrefixStore(f"gen{generation}", store)
+    Membership[Any](0, world, timeout_s, lambda _: None).meet(prefixed)
+    return dist.ProcessGroupGloo(prefixed, 0, world, deadline)
 
 
 def broadcast(group: Any, tensor: torch.Tensor) -> None:

@@ -34,7 +34,7 @@ def test_log_probs_and_sampling_follow_the_recipe_only():
 @pytest.mark.parametrize("given", [None, "/elsewhere"])
 def test_compiled_code_is_cached_per_instruction_set(given):
     """The last part of the folder; with ATEN_CPU_CAPABILITY=default it is the same on every processor."""
-    code = "import os, rollout.engine as e\nwith e._environment(1, 9): print(os.environ['TORCHINDUCTOR_CACHE_DIR'])"
+    code = "import os, rollout.engine as e\nwith e._environment(1, 9, 9): print(os.environ['TORCHINDUCTOR_CACHE_DIR'])"
     environment = {**os.environ, "ATEN_CPU_CAPABILITY": "default", "PYTHONPATH": str(ROOT)}
     environment.pop("TORCHINDUCTOR_CACHE_DIR", None)
     if given:

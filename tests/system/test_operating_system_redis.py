@@ -14,7 +14,7 @@ from tests.harness.servers.redis_servers import scripted_server, start_server
 pytestmark = pytest.mark.system
 
 ROOT = Path(__file__).parents[2]
-ALL = "not system and not images"
+ALL = "not system and not images and not gpu"
 """Includes the tests marked slow, such as most whole runs."""
 PYTEST = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", ALL]
 STREAMS = [

@@ -1,0 +1,125 @@
+"""A member of a group dies or stops: the others notice within the deadline, leave at once and form the next group."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from learner.training.process_group import nccl_failure_policy, within
+from learner.weight_sync.broadcast import Rendezvous
+from rollout.channel import Channel
+from rollout.engine import _environment
+from rollout.staging import Staging, StagingOptions
+from services.contracts import WeightManifest, WeightPlan
+from services.contracts.weight_group import GroupLeftError, nccl_environment, without_watchdog
+from tests.harness.broken_groups import FALLS, Fall, check_ranks, check_weights
+
+WORLD = 3
+LONG_S = 120.0
+HEADER = "include/torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp"
+
+
+@pytest.mark.parametrize("fall", FALLS)
+def test_survivors_of_a_weight_sync_form_the_next_group(fall: Fall) -> None:
+    check_weights("gloo", WORLD, fall)
+
+
+@pytest.mark.parametrize("fall", FALLS)
+def test_ranks_end_within_the_deadline(fall: Fall) -> None:
+    check_ranks("gloo", WORLD, fall)
+
+
+def learner(rendezvous: Rendezvous) -> tuple[Callable[[], None], Callable[[], None]]:
+    group = rendezvous.group(1, 2)
+    return group.form, group.abort
+
+
+def receiver(rendezvous: Rendezvous) -> tuple[Callable[[], None], Callable[[], None]]:
+    channel = Channel("gloo", 1, 1, 2, LONG_S, torch.device("cpu"))
+    return lambda: channel.join("127.0.0.1", rendezvous.port), channel.abort
+
+
+@pytest.mark.parametrize("side", [learner, receiver])
+def test_a_group_is_left_while_a_member_is_missing(
+    side: Callable[[Rendezvous], tuple[Callable[[], None], Callable[[], None]]],
+) -> None:
+    form, abort = side(Rendezvous("127.0.0.1", "gloo", LONG_S))
+    raised: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            form()
+        except BaseException as error:  # noqa: BLE001 - checked below
+            raised.append(error)
+
+    waiting = threading.Thread(target=run)
+    waiting.start()
+    until(lambda: any(thread.name == "forming-group" for thread in threading.enumerate()))
+    abort()
+    waiting.join(30)
+    assert [type(error) for error in raised] == [GroupLeftError]
+    until(lambda: not any(thread.name == "forming-group" for thread in threading.enumerate()))
+
+
+def test_an_abandoned_staging_ends_while_its_group_forms() -> None:
+    rendezvous = Rendezvous("127.0.0.1", "gloo", LONG_S)
+    place = {"host": "127.0.0.1", "port": rendezvous.port, "members": {"replica": 1}, "timeout_s": LONG_S}
+    plan = WeightPlan(generation=1, version=1, world=2, **place)
+    staging = Staging(StagingOptions(1, "gloo", torch.device("cpu")), plan, WeightManifest(buckets=()), None)
+    until(lambda: any(thread.name == "forming-group" for thread in threading.enumerate()))
+    staging.abandon()
+    until(lambda: staging.progress.phase == "failed")
+    assert staging.channel is None
+    until(lambda: not any(thread.name == "forming-group" for thread in threading.enumerate()))
+
+
+def test_a_missing_member_is_named_at_the_deadline() -> None:
+    group = Rendezvous("127.0.0.1", "gloo", 1.0).group(1, 3)
+    with pytest.raises(RuntimeError, match=r"waited 1 s for the ranks \[1, 2\] of 3 to join"):
+        group.form()
+    group.abort()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    ends = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < ends
+        time.sleep(0.02)
+
+
+def test_a_weight_group_has_no_watchdog_and_others_keep_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in nccl_environment(2.5):
+        monkeypatch.setenv(name, "")  # restored after the test
+    with _environment(1, 9, 2.5):  # that of vLLM's workers
+        with without_watchdog():
+            assert os.environ["TORCH_NCCL_BLOCKING_WAIT"] == "1"
+        assert os.environ["TORCH_NCCL_BLOCKING_WAIT"] == "0"
+        assert os.environ["TORCH_NCCL_NONBLOCKING_TIMEOUT"] == "3"
+
+
+def test_torch_reads_the_variables_of_the_policy() -> None:
+    text = (Path(torch.__path__[0]) / HEADER).read_text()
+    names = {*nccl_failure_policy(600), *nccl_environment(60)} - {"TORCH_NCCL_NONBLOCKING_TIMEOUT"}  # in NCCLUtils.cpp
+    assert [name for name in names if f'"{name}"' not in text] == []
+    assert nccl_failure_policy(600)["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "3"
+    assert "SkipCleanUp = 3" in text
+
+
+def test_work_beyond_its_deadline_is_left_behind() -> None:
+    ended = threading.Event()
+    with pytest.raises(RuntimeError, match=r"connecting took longer than 0\.1 s"):
+        within(0.1, "connecting", lambda: ended.wait(30))
+    ended.set()
+    with pytest.raises(TimeoutError, match="its own"):
+        within(30, "connecting", failing)
+    within(30, "connecting", lambda: None)
+
+
+def failing() -> None:
+    raise TimeoutError("its own")
