@@ -20,7 +20,9 @@ log = logging.getLogger(__name__)
 
 G = TypeVar("G")
 
-MEET_POLL_S = 0.02
+MEET_POLL_S = 0.05
+MET = "all members"
+"""The key by which rank 0 says that all members are there."""
 TRANSFER_POLL_S = 0.001
 """As often as torch itself looks whether an NCCL transfer is done."""
 BLOCKING_WAIT = "TORCH_NCCL_BLOCKING_WAIT"
@@ -127,15 +129,18 @@ class Membership(Generic[G]):
     def meet(self, store: Store) -> None:
         """Announce this rank in the group's store, and wait until all ranks are there.
 
-        After this, a backend finds all members, except one that dies within the moment.
+        After this, a backend finds all members, except one that dies within the moment. Rank 0 looks for all others,
+        and they for its word: a fleet of hundreds must not keep the store busy.
         """
         store.set(f"member-{self.rank}", "here")
-        missing = [rank for rank in range(self.world) if rank != self.rank]
         ends = time.monotonic() + self.timeout_s
-        while missing := [rank for rank in missing if not store.check([f"member-{rank}"])]:
-            self._waits_for = f"the ranks {missing} of {self.world} to join"
+        missing = [f"member-{rank}" for rank in range(self.world)] if self.rank == 0 else [MET]
+        while missing := [key for key in missing if not store.check([key])]:
+            self._waits_for = f"members of a group of {self.world} to join: {', '.join(missing)}"
             self._check(ends)
             self._left.wait(MEET_POLL_S)
+        if self.rank == 0:
+            store.set(MET, "")
         self._waits_for = f"the connections of {self.world} ranks"
 
     def transfer(self, start: Callable[[G], Work]) -> None:

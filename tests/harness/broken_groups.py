@@ -17,7 +17,7 @@ import pytest
 from tests.harness.free_ports import free_port
 from tests.harness.members import Member, Plan, Report
 
-TIMEOUTS_S = {"gloo": 4.0, "nccl": 20.0}
+TIMEOUTS_S = {"gloo": 3.0, "nccl": 20.0}
 """Of each blocking call, by backend: the first NCCL communicator of a process takes seconds."""
 SLACK_S = 6.0
 """What a busy machine may take beyond a deadline."""

@@ -217,6 +217,10 @@ class Member:
         self.tell(name, *arguments)
         return self.answer()
 
+    def stopped(self) -> bool:
+        """Whether it has stopped itself."""
+        return psutil.Process(self._process.pid).status() == psutil.STATUS_STOPPED
+
     def end(self) -> None:
         """Kill it, stopped or not."""
         self._process.kill()

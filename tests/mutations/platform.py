@@ -65,6 +65,20 @@ PLATFORM = [
         ("tests/learner/test_snapshot.py",),
     ),
     Mutation(
+        "weights: leaving a group waits for its transfer",
+        "services/contracts/weight_group.py",
+        'threading.Thread(target=self._drop, args=(leaving,), name="leaving-group", daemon=True).start()',
+        "self._drop(leaving)",
+        ("tests/rollout/test_broken_groups.py",),
+    ),
+    Mutation(
+        "learner: a rank waits for ever for the store of a stopped one",
+        "learner/training/process_group.py",
+        "return done.result(deadline_s)",
+        "return done.result()",
+        ("tests/rollout/test_broken_groups.py",),
+    ),
+    Mutation(
         "learner: a joining replica gets no weights",
         "learner/weight_sync/publisher.py",
         'frozenset({"joining", "ready"})',

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,6 +21,7 @@ from rollout.staging import Staging, StagingOptions
 from services.contracts import WeightManifest, WeightPlan
 from services.contracts.weight_group import GroupLeftError, nccl_environment, without_watchdog
 from tests.harness.broken_groups import FALLS, Fall, check_ranks, check_weights
+from tests.harness.members import TENSOR_BYTES, Member, Plan
 
 WORLD = 3
 LONG_S = 120.0
@@ -50,21 +53,76 @@ def test_a_group_is_left_while_a_member_is_missing(
     side: Callable[[Rendezvous], tuple[Callable[[], None], Callable[[], None]]],
 ) -> None:
     form, abort = side(Rendezvous("127.0.0.1", "gloo", LONG_S))
+    waiting, raised = started(form)
+    until(lambda: named("forming-group"))
+    abort()
+    waiting.join(30)
+    assert [type(error) for error in raised] == [GroupLeftError]
+    until(lambda: not named("forming-group"))
+
+
+def send(port: int, rendezvous: Rendezvous) -> tuple[Callable[[], None], Callable[[], None]]:
+    group = rendezvous.group(1, 2)
+
+    def work() -> None:
+        group.form()
+        while True:
+            group.send(torch.zeros(TENSOR_BYTES, dtype=torch.uint8))
+
+    return work, group.abort
+
+
+def receive(port: int, rendezvous: Rendezvous) -> tuple[Callable[[], None], Callable[[], None]]:
+    channel = Channel("gloo", 1, 1, 2, LONG_S, torch.device("cpu"))
+
+    def work() -> None:
+        channel.join("127.0.0.1", port)
+        while True:
+            channel.receive(torch.zeros(TENSOR_BYTES, dtype=torch.uint8))
+
+    return work, channel.abort
+
+
+@pytest.mark.parametrize("side", [send, receive])
+def test_a_group_is_left_in_the_middle_of_a_transfer(side: Callable[..., Any]) -> None:
+    """The other member stands still, so that the backend's transfer goes on; this one does not wait for it."""
+    own, other = Rendezvous("127.0.0.1", "gloo", LONG_S), Member("weights")
+    try:
+        served = other.ask("serve", "gloo", LONG_S)
+        other.ask("fall", "transfer", signal.SIGSTOP)
+        port = own.port if side is send else served
+        other.tell("take_part", Plan("gloo", 1, int(side is send), 2, port, LONG_S))
+        work, abort = side(port, own)
+        waiting, raised = started(work)
+        until(other.stopped)
+        asked = time.monotonic()
+        abort()
+        assert time.monotonic() - asked < LONG_S / 10, "the backend's transfer goes on for LONG_S"
+        waiting.join(30)
+        assert [type(error) for error in raised] == [GroupLeftError]
+    finally:
+        other.end()
+    until(lambda: not named("leaving-group"))
+
+
+def named(thread: str) -> bool:
+    """Whether a thread of that name is alive."""
+    return any(found.name == thread for found in threading.enumerate())
+
+
+def started(work: Callable[[], None]) -> tuple[threading.Thread, list[BaseException]]:
+    """The thread that does `work`, and what it raises."""
     raised: list[BaseException] = []
 
     def run() -> None:
         try:
-            form()
-        except BaseException as error:  # noqa: BLE001 - checked below
+            work()
+        except BaseException as error:  # noqa: BLE001 - checked by the test
             raised.append(error)
 
-    waiting = threading.Thread(target=run)
-    waiting.start()
-    until(lambda: any(thread.name == "forming-group" for thread in threading.enumerate()))
-    abort()
-    waiting.join(30)
-    assert [type(error) for error in raised] == [GroupLeftError]
-    until(lambda: not any(thread.name == "forming-group" for thread in threading.enumerate()))
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread, raised
 
 
 def test_an_abandoned_staging_ends_while_its_group_forms() -> None:
@@ -72,16 +130,16 @@ def test_an_abandoned_staging_ends_while_its_group_forms() -> None:
     place = {"host": "127.0.0.1", "port": rendezvous.port, "members": {"replica": 1}, "timeout_s": LONG_S}
     plan = WeightPlan(generation=1, version=1, world=2, **place)
     staging = Staging(StagingOptions(1, "gloo", torch.device("cpu")), plan, WeightManifest(buckets=()), None)
-    until(lambda: any(thread.name == "forming-group" for thread in threading.enumerate()))
+    until(lambda: named("forming-group"))
     staging.abandon()
     until(lambda: staging.progress.phase == "failed")
     assert staging.channel is None
-    until(lambda: not any(thread.name == "forming-group" for thread in threading.enumerate()))
+    until(lambda: not named("forming-group"))
 
 
 def test_a_missing_member_is_named_at_the_deadline() -> None:
     group = Rendezvous("127.0.0.1", "gloo", 1.0).group(1, 3)
-    with pytest.raises(RuntimeError, match=r"waited 1 s for the ranks \[1, 2\] of 3 to join"):
+    with pytest.raises(RuntimeError, match="waited 1 s for members of a group of 3 to join: member-1, member-2"):
         group.form()
     group.abort()
 
