@@ -52,19 +52,22 @@ def learner_memory(recipe: Recipe, shape: ModelShape, stage: int) -> LearnerMemo
     """One rank's memory at ZeRO `stage` (arXiv 1910.02054, figure 1: parameters, gradients, Adam's states).
 
     Adam keeps two float32 moments. Float32 master weights are added where the weights are 16 bits wide, and always at
-    stages 1 to 3, where DeepSpeed copies its partition. The reference model is counted only with a KL term.
+    stages 1 to 3, where DeepSpeed copies its partition. Gradients of 16-bit weights add up in
+    float32 at stages 1 to 3; at stage 1 those of the current micro-batch are beside the sum. The reference model is
+    counted only with a KL term.
     """
     size, ranks, P = BYTES[recipe.learner.dtype], recipe.learner.ranks, shape.parameters
     state = max(4, size)
     master = state if size < 4 or stage >= 1 else 0
     share = {0: (1, 1, 1), 1: (1, 1, ranks), 2: (1, ranks, ranks), 3: (ranks, ranks, ranks)}[stage]
     frozen = size * P / share[0] if recipe.algorithm.kl_coefficient > 0 else 0.0
+    gradient = state + (size if stage == 1 else 0) if size < 4 and stage else size
     # At stage 3 every rank gathers one whole layer at a time.
     gathered = size * P / shape.layers if stage == 3 else 0.0
     return LearnerMemory(
         stage=stage,
         parameters=size * P / share[0] + gathered,
-        gradients=size * P / share[1],
+        gradients=gradient * P / share[1],
         optimizer=(2 * state + master) * P / share[2],
         reference=frozen,
         activations=activation_bytes(recipe, shape),

@@ -124,6 +124,18 @@ def _zero(learner: LearnerSettings) -> dict[str, Any]:
     }
 
 
+def _accumulation(learner: LearnerSettings) -> dict[str, Any]:
+    """Sum the gradients of micro-batches in float32 where they are bfloat16, so that no small one is rounded away.
+
+    DeepSpeed refuses that at stage 0. At stage 1 it takes another optimizer class, which reduces the sum over ranks
+    once per optimizer step, in float32 only if asked to. At stages 2 and 3 gradients are reduced per micro-batch.
+    """
+    if learner.dtype != "bfloat16" or learner.zero_stage == 0:
+        return {}
+    reduced = {"communication_data_type": "fp32"} if learner.zero_stage == 1 else {}
+    return {"data_types": {"grad_accum_dtype": "fp32"}} | reduced
+
+
 def _config(learner: LearnerSettings) -> dict[str, Any]:
     optimizer = {
         "type": "AdamW",
@@ -139,4 +151,9 @@ def _config(learner: LearnerSettings) -> dict[str, Any]:
     }
     # Without ZeRO the trainer clips the gradient, because the engine would not report its norm.
     clip = learner.gradient_clip if learner.zero_stage else 0.0
-    return _precision(learner) | _zero(learner) | {"optimizer": optimizer, "gradient_clipping": clip}
+    return (
+        _precision(learner)
+        | _zero(learner)
+        | _accumulation(learner)
+        | {"optimizer": optimizer, "gradient_clipping": clip}
+    )

@@ -146,7 +146,10 @@ class _Flat(_Optimizer):
 
     def __init__(self, engine: Any, named: Mapping[str, Any], ranks: Ranks) -> None:
         super().__init__(engine, named, ranks)
-        self.stepped = engine.optimizer.single_partition_of_fp32_groups
+        optimizer = engine.optimizer
+        # With bfloat16 weights at stage 1, DeepSpeed's optimizer is of another class.
+        beside = getattr(optimizer, "fp32_groups_flat_partition", None)
+        self.stepped = optimizer.single_partition_of_fp32_groups if beside is None else beside
 
     def _held(self, name: str, kind: str) -> tuple[int, Tensor] | None:
         """(offset, values) of this rank's slice of the flattened tensor; None if the rank holds none of it."""

@@ -270,12 +270,14 @@ def _run(trainer: Trainer, folder: Path, case: Case, ranks: Ranks) -> tuple[dict
     for name, parameter in trainer._named().items():
         with trainer.gathered([parameter]):
             found[f"weight.{name}"] = parameter.detach().clone()
-        found[f"moment.{name}"] = _moment(trainer, case, name, parameter, ranks).clone()
+        found[f"moment.{name}"] = moment(trainer, case, name, ranks).clone()
     trainer.close()
     return found, trained
 
 
-def _moment(trainer: Trainer, case: Case, name: str, parameter: Any, ranks: Ranks) -> Any:
+def moment(trainer: Trainer, case: Case, name: str, ranks: Ranks) -> Any:
+    """Adam's first moment of a parameter, whole on rank 0. Collective."""
+    parameter = trainer._named()[name]
     if case.stage == 0:
         optimizer = trainer._engine.optimizer
         return optimizer.state[_master(optimizer, parameter)]["exp_avg"]

@@ -195,6 +195,9 @@ def test_ranks_and_parts_add_up() -> None:
     assert parts[0].metrics() == pytest.approx(whole.metrics())
     gap = (learner - behaviour)[(replica >= 0) & learner.isfinite()].double().abs()
     assert whole.metrics()["compared_tokens"] == len(gap) == 25
+    ratio = torch.exp(learner - behaviour)[(replica >= 0) & learner.isfinite()]
+    off = float(((ratio < 0.99) | (ratio > 1.01)).double().mean())
+    assert whole.metrics()["logprob_off_share"] == pytest.approx(off)
     assert whole.metrics()["logprob_difference_mean"] == pytest.approx(float(gap.mean()))
     assert whole.metrics()["logprob_difference_p99"] == pytest.approx(float(gap.max()), rel=0.03)
     assert sum(found.tokens * found.mean for found in whole.by_replica().values()) == pytest.approx(float(gap.sum()))

@@ -312,6 +312,12 @@ LEARNER: dict[str, list[tuple[str, str, str]]] = {
     ],
     "learner/training/deepspeed_engine.py": [
         ("value head: at the policy's learning rate", '"lr": value_rate}', '"lr": rate}'),
+        ("accumulation: in bfloat16", '"grad_accum_dtype": "fp32"', '"grad_accum_dtype": "bf16"'),
+        (
+            "accumulation: the sum over ranks in bfloat16",
+            '"communication_data_type": "fp32"',
+            '"communication_data_type": "bf16"',
+        ),
         ("AdamW: other betas", '"betas": [0.9, 0.999]', '"betas": [0.9, 0.95]'),
         ("AdamW: weight decay ignored", '"weight_decay": learner.weight_decay', '"weight_decay": 0.0'),
     ],
