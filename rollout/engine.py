@@ -135,6 +135,8 @@ def _engine_arguments(recipe: Recipe, model_path: str, replica: str, block_size:
         # On CPU, compiling takes 40 s at start and a C++ compiler; a run does not recover that time.
         "enforce_eager": rollout.eager or rollout.gpus == 0,
     }
+    if recipe.model.head_dtype is not None:
+        arguments["hf_overrides"] = {"head_dtype": recipe.model.head_dtype}
     if rollout.gpus == 0:
         arguments["block_size"] = block_size
     return arguments

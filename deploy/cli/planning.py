@@ -78,7 +78,8 @@ def activation_bytes(recipe: Recipe, shape: ModelShape) -> float:
     """Bytes of activations for one micro-batch, which holds at least one whole sample, and one chunk of logits.
 
     34 bytes per token, layer and hidden unit at 16 bits (arXiv 2205.05198, Eq. 1 without the attention scores, which
-    are not kept). With checkpointing: every layer's input, and the activations inside one layer.
+    are not kept). With checkpointing: every layer's input, and the activations inside one layer. With a float32 head on
+    16-bit weights: its copy.
     """
     from learner.algorithm.logprobs import CHUNK_TOKENS
 
@@ -88,7 +89,10 @@ def activation_bytes(recipe: Recipe, shape: ModelShape) -> float:
     kept = size * tokens * shape.hidden
     checkpointed = recipe.learner.activation_checkpointing
     layers = kept * shape.layers + per_layer if checkpointed else per_layer * shape.layers
-    return layers + LOGIT_COPIES * 4 * CHUNK_TOKENS * shape.vocabulary
+    # A float32 head on 16-bit weights is a copy, and has a gradient of its own until it is rounded.
+    copied = recipe.model.head_dtype is not None and size < 4
+    head = 2 * 4 * shape.hidden * shape.vocabulary if copied else 0
+    return layers + LOGIT_COPIES * 4 * CHUNK_TOKENS * shape.vocabulary + head
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ Must not know ranks, optimizers or DeepSpeed.
 from __future__ import annotations
 
 import logging
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -136,20 +137,30 @@ def load_policy(
     *,
     entropy_gradient: bool = False,
     activation_checkpointing: bool = False,
+    head_dtype: str | None = None,
 ) -> PolicyModel:
     """Load a Hugging Face folder to the CPU, without dropout, so that two passes over a token agree.
 
-    With `activation_checkpointing`, each layer keeps only its input and runs again in the backward pass. Raises
-    ValueError for an architecture that does not support it.
+    `head_dtype`: as in `model.head_dtype`. With `activation_checkpointing`, each layer keeps only its input and runs
+    again in the backward pass. Raises ValueError for an architecture that does not support it.
     """
     causal_lm = AutoModelForCausalLM.from_pretrained(folder, dtype=DTYPES[dtype], attn_implementation="sdpa")
     _switch_off_dropout(causal_lm)
     if dtype == "float64":
         keep_float64(causal_lm)
+    if head_dtype is not None:
+        head = causal_lm.get_output_embeddings()
+        head.forward = partial(_in_dtype, head, torch.promote_types(DTYPES[dtype], DTYPES[head_dtype]))
     causal_lm.config.use_cache = False
     if activation_checkpointing:
         _checkpoint_activations(causal_lm)
     return PolicyModel(causal_lm, temperature, entropy_gradient=entropy_gradient)
+
+
+def _in_dtype(head: nn.Linear, dtype: torch.dtype, hidden: Tensor) -> Tensor:
+    """The logits of a head that multiplies in `dtype`. Its gradient is rounded to the dtype of its weight, once."""
+    bias = None if head.bias is None else head.bias.to(dtype)
+    return nn.functional.linear(hidden.to(dtype), head.weight.to(dtype), bias)
 
 
 def _switch_off_dropout(causal_lm: Any) -> None:

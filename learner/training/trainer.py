@@ -79,6 +79,7 @@ class Trainer:
             recipe.rollout.temperature,
             entropy_gradient=self._loss.entropy_coefficient > 0,
             activation_checkpointing=recipe.learner.activation_checkpointing,
+            head_dtype=recipe.model.head_dtype,
         )
         self._share_prompts = can_share_prompts(policy)
         self._token_dtype = policy.token_dtype
@@ -88,7 +89,8 @@ class Trainer:
         self._rates = [group["lr"] for group in self._engine.optimizer.param_groups]
         self._reference: Any = None
         if self._loss.kl_coefficient > 0:
-            initial = load_policy(folder, recipe.learner.dtype, recipe.rollout.temperature)
+            dtype, head_dtype = recipe.learner.dtype, recipe.model.head_dtype
+            initial = load_policy(folder, dtype, recipe.rollout.temperature, head_dtype=head_dtype)
             self._reference = frozen(initial, recipe.learner, ranks.device)
         self._start = StepStart(
             self._engine,

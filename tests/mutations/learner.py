@@ -323,6 +323,7 @@ LEARNER: dict[str, list[tuple[str, str, str]]] = {
     ],
     "learner/training/policy.py": [
         ("policy: temperature forgotten", "layer, self.temperature, entropy", "layer, 1.0, entropy"),
+        ("policy: the head in the weights' dtype", "if head_dtype is not None:", "if head_dtype == 0:"),
         ("policy: entropies without gradient", "entropy_gradient=self.entropy_gradient", "entropy_gradient=False"),
     ],
     "learner/training/step_start.py": [

@@ -45,6 +45,7 @@ NEAR = {
     "learner/training/minibatches.py": (
         "tests/conformance/test_mini_batches.py",
         "tests/conformance/test_gradient_any_cut.py",
+        "tests/learner/test_parity.py",
     ),
     "learner/training/step_start.py": ("tests/learner/test_gradients.py", "tests/conformance/test_value_head.py"),
     "learner/training/token_advantages.py": (
@@ -53,9 +54,9 @@ NEAR = {
     ),
     "learner/algorithm/values.py": ("tests/conformance/test_values.py",),
     "learner/training/shares.py": ("tests/conformance/test_mini_batches.py",),
-    "learner/training/policy.py": ("tests/learner/test_gradients.py",),
+    "learner/training/policy.py": ("tests/learner/test_gradients.py", "tests/learner/test_head.py"),
     "learner/training/deepspeed_engine.py": ("tests/learner/test_gradients.py", "tests/learner/test_accumulation.py"),
-    "learner/training/trainer.py": ("tests/learner/test_gradients.py",),
+    "learner/training/trainer.py": ("tests/learner/test_gradients.py", "tests/learner/test_parity.py"),
     "services/sampler/queue/batching.py": (
         "tests/conformance/test_rewards.py",
         "tests/services/sampler/test_batching.py",

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rollout.engine import RolloutEngine
 from rollout.weight_sync import WeightFollower
@@ -39,15 +40,20 @@ def _forget_stop_tokens(model: Path) -> None:
 
 
 @asynccontextmanager
-async def started_replica(redis_url: str, model: Path, staging: str = "device") -> AsyncIterator[Replica]:
-    """A replica of a strictly on-policy run without stop tokens, so that lengths are known."""
+async def started_replica(
+    redis_url: str, model: Path, /, staging: str = "device", **sections: dict[str, Any]
+) -> AsyncIterator[Replica]:
+    """A replica of a strictly on-policy run without stop tokens: lengths are known. `sections`: of its recipe."""
     _forget_stop_tokens(model)
     redis = await connect(redis_url)
     document = recipe_document(
         model,
-        model={"max_model_len": 1024},
-        limits={"max_staleness": 0},
-        weights={"timeout_s": 20.0, "staging": staging},
+        **sections
+        | {
+            "model": {"max_model_len": 1024} | sections.get("model", {}),
+            "limits": {"max_staleness": 0},
+            "weights": {"timeout_s": 20.0, "staging": staging},
+        },
     )
     async with service_context(redis, f"weights-{uuid.uuid4().hex[:8]}", document, "rollout") as context:
         engine = await RolloutEngine.start(context.record.recipe, str(model), [], context.heartbeat.info.id)

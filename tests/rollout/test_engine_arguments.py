@@ -31,6 +31,13 @@ def test_log_probs_and_sampling_follow_the_recipe_only():
     assert found["generation_config"] == "vllm"
 
 
+def test_the_head_of_the_engine_follows_the_recipe():
+    assert "hf_overrides" not in arguments()
+    document = recipe_document("/m", model={"head_dtype": "float32"})
+    found = _engine_arguments(parse_recipe(document), "/m", "rollout-0", 16)
+    assert found["hf_overrides"] == {"head_dtype": "float32"}
+
+
 @pytest.mark.parametrize("given", [None, "/elsewhere"])
 def test_compiled_code_is_cached_per_instruction_set(given):
     """The last part of the folder; with ATEN_CPU_CAPABILITY=default it is the same on every processor."""
