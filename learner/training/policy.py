@@ -6,7 +6,7 @@ Must not know ranks, optimizers or DeepSpeed.
 from __future__ import annotations
 
 import logging
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,9 +35,11 @@ class LogprobHead(nn.Module):
     not as a submodule: the model owns its parameters.
     """
 
-    def __init__(self, layer: Any, temperature: float, *, entropy_gradient: bool) -> None:
+    def __init__(self, layer: Any, temperature: float, *, entropy_gradient: bool, dtype: torch.dtype | None) -> None:
+        """`dtype`: that of the multiplication, None for the layer's own."""
         super().__init__()
         self._layer = (layer,)
+        self._dtype = dtype
         self.temperature = temperature
         self.entropy_gradient = entropy_gradient
 
@@ -48,9 +50,18 @@ class LogprobHead(nn.Module):
 
     def forward(self, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """See `token_logprobs`; hidden [N, H], targets int64 [N]."""
-        # Called as a module, the layer would release its weight after each chunk.
-        layer = self._layer[0].forward
-        return token_logprobs(hidden, targets, layer, self.temperature, entropy_gradient=self.entropy_gradient)
+        head, temperature = self._logits(), self.temperature
+        return token_logprobs(hidden, targets, head, temperature, entropy_gradient=self.entropy_gradient)
+
+    def _logits(self) -> Callable[[Tensor], Tensor]:
+        """The map from hidden states to logits. Called as a module, the layer would release its weight with each."""
+        layer, dtype = self._layer[0], self._dtype
+        if dtype is None:
+            forward: Callable[[Tensor], Tensor] = layer.forward
+            return forward
+        # Converted once for all chunks: their gradients add up in `dtype`, and are rounded to the weight's dtype once.
+        weight, bias = layer.weight.to(dtype), None if layer.bias is None else layer.bias.to(dtype)
+        return lambda hidden: nn.functional.linear(hidden.to(dtype), weight, bias)
 
 
 class PolicyOutput(NamedTuple):
@@ -78,15 +89,23 @@ class PolicyModel(nn.Module):
     """A Hugging Face causal LM whose forward pass returns the log-probs of tokens at a sampling temperature.
 
     `entropy_gradient`: whether entropies carry gradient, for an entropy bonus. It costs a second [tokens, vocabulary]
-    per chunk.
+    per chunk. `head_dtype`: that in which the logits are computed, None for that of the weights.
     """
 
-    def __init__(self, causal_lm: Any, temperature: float, *, entropy_gradient: bool = False) -> None:
+    def __init__(
+        self,
+        causal_lm: Any,
+        temperature: float,
+        *,
+        entropy_gradient: bool = False,
+        head_dtype: torch.dtype | None = None,
+    ) -> None:
         super().__init__()
         self.causal_lm = causal_lm
         self.temperature = temperature
         self.value_head: ValueHead | None = None
-        self.head = LogprobHead(causal_lm.get_output_embeddings(), temperature, entropy_gradient=entropy_gradient)
+        layer = causal_lm.get_output_embeddings()
+        self.head = LogprobHead(layer, temperature, entropy_gradient=entropy_gradient, dtype=head_dtype)
 
     @property
     def token_dtype(self) -> torch.dtype:
@@ -148,19 +167,11 @@ def load_policy(
     _switch_off_dropout(causal_lm)
     if dtype == "float64":
         keep_float64(causal_lm)
-    if head_dtype is not None:
-        head = causal_lm.get_output_embeddings()
-        head.forward = partial(_in_dtype, head, torch.promote_types(DTYPES[dtype], DTYPES[head_dtype]))
     causal_lm.config.use_cache = False
     if activation_checkpointing:
         _checkpoint_activations(causal_lm)
-    return PolicyModel(causal_lm, temperature, entropy_gradient=entropy_gradient)
-
-
-def _in_dtype(head: nn.Linear, dtype: torch.dtype, hidden: Tensor) -> Tensor:
-    """The logits of a head that multiplies in `dtype`. Its gradient is rounded to the dtype of its weight, once."""
-    bias = None if head.bias is None else head.bias.to(dtype)
-    return nn.functional.linear(hidden.to(dtype), head.weight.to(dtype), bias)
+    wide = None if head_dtype is None else torch.promote_types(DTYPES[dtype], DTYPES[head_dtype])
+    return PolicyModel(causal_lm, temperature, entropy_gradient=entropy_gradient, head_dtype=wide)
 
 
 def _switch_off_dropout(causal_lm: Any) -> None:

@@ -322,8 +322,12 @@ LEARNER: dict[str, list[tuple[str, str, str]]] = {
         ("AdamW: weight decay ignored", '"weight_decay": learner.weight_decay', '"weight_decay": 0.0'),
     ],
     "learner/training/policy.py": [
-        ("policy: temperature forgotten", "layer, self.temperature, entropy", "layer, 1.0, entropy"),
-        ("policy: the head in the weights' dtype", "if head_dtype is not None:", "if head_dtype == 0:"),
+        (
+            "policy: temperature forgotten",
+            "head, temperature = self._logits(), self.temperature",
+            "head, temperature = self._logits(), 1.0",
+        ),
+        ("policy: the head in the weights' dtype", "if dtype is None:", "if True:"),
         ("policy: entropies without gradient", "entropy_gradient=self.entropy_gradient", "entropy_gradient=False"),
     ],
     "learner/training/step_start.py": [

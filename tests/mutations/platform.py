@@ -294,6 +294,8 @@ PLATFORM = [
         "self._context.keys.snapshot(record.step)",
         "self._context.keys.snapshot(record.step - 1)",
         ("tests/learner/test_training_loop.py",),
+    ),
+    Mutation(
         "hub: a copy with other files than the run started with is used",
         "services/storage/hub/copies.py",
         "    elif (digest := _digest(_folder(address, cache), field)) != address.digest:",
