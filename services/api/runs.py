@@ -137,6 +137,13 @@ def _check_limits(recipe: Recipe, field: str, replicas: int) -> None:
         raise RecipeError(invalid(field, replicas, f"1 to {most}; {reason}" if most else f"no replica; {reason}"))
 
 
+def _check_ranks(recipe: Recipe, ranks: int) -> None:
+    """Raises RecipeError for what is impossible only with so many ranks; what was accepted before stays accepted."""
+    changed = recipe.model_copy(update={"learner": recipe.learner.model_copy(update={"ranks": ranks})})
+    if faults := [fault for fault in changed.device_faults if fault not in recipe.device_faults]:
+        raise RecipeError("\n".join(faults))
+
+
 def _summary(record: RunRecord) -> dict[str, Any]:
     return {
         "id": record.id,
@@ -176,6 +183,8 @@ async def _resume(redis: Redis, records: RunRecords, run: str, request: ResumeRe
     record = await records.get(run)
     if request and request.rollout is not None:
         _check_limits(record.recipe, "rollout", request.rollout)
+    if request and request.learner_ranks is not None:
+        _check_ranks(record.recipe, request.learner_ranks)
     requeued = record.state in RESUMABLE and not record.closing
     warnings = await compare_plan(redis, records, run, record.recipe) if requeued else []
     changes = ResumeChanges(**request.model_dump()) if request else UNCHANGED

@@ -13,6 +13,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from services.settings.base import Section
 from services.settings.data import HELD_OUT, DataSettings, EvaluationSettings
+from services.settings.devices import architecture_faults, broadcast_faults, rank_faults, replica_faults
 from services.settings.faults import explained, invalid
 from services.settings.presets import with_preset
 from services.settings.sections import (
@@ -37,7 +38,11 @@ class RecipeError(ValueError):
 
 
 class Recipe(Section):
-    """All settings of a run. Rules across sections are checked here, so that a run that cannot finish never starts."""
+    """All settings of a run. Rules across sections are checked here, so that a run that cannot finish never starts.
+
+    Those about devices are checked when a run is submitted or gets other ranks (`device_faults`): earlier releases
+    accepted some recipes against them, whose runs must stay readable.
+    """
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")]
     seed: int = 0
@@ -105,6 +110,17 @@ class Recipe(Section):
         if sampling.min_known is not None and sampling.min_known > group_size:
             expected = f"at most algorithm.group_size = {group_size}"
             raise ValueError(invalid(f"{section}.min_known", sampling.min_known, expected))
+
+    @property
+    def device_faults(self) -> list[str]:
+        """What no device can do, one line per fault. With 0 rollout steps there is neither learner nor broadcast."""
+        learning = self.limits.rollout_steps > 0
+        return [
+            *replica_faults(self.rollout),
+            *architecture_faults(self.rollout, self.model.architecture),
+            *(rank_faults(self.learner) if learning else ()),
+            *(broadcast_faults(self.weights, self.rollout, self.learner) if learning else ()),
+        ]
 
     @property
     def least_inflight_groups(self) -> int:
@@ -178,9 +194,12 @@ def parse_recipe(document: Any) -> Recipe:
     if not isinstance(document, dict):
         raise RecipeError(invalid("recipe", document, "a mapping of sections"))
     try:
-        return Recipe.model_validate(with_preset(document))
+        recipe = Recipe.model_validate(with_preset(document))
     except ValidationError as error:
         raise RecipeError("\n".join(_fault(dict(fault)) for fault in error.errors())) from None
+    if faults := recipe.device_faults:
+        raise RecipeError("\n".join(faults))
+    return recipe
 
 
 def load_recipe(path: Path) -> Recipe:

@@ -160,7 +160,8 @@ class AlgorithmSettings(Section):
 class RolloutSettings(Section):
     """The vLLM fleet. `threads`: the CPU threads of one replica; `kv_cache_mib`: its KV cache, per device.
 
-    `eager` runs GPUs without CUDA graphs, as CPUs always run. `gpus`: per replica, one for each tensor-parallel worker.
+    `eager` runs GPUs without CUDA graphs, as CPUs always run. `gpus`: per replica, one for each tensor-parallel worker;
+    0: on CPU; a share below 1, for a replica of one worker: others may have the rest of its device.
     """
 
     replicas: Positive = 1
@@ -187,6 +188,7 @@ class LearnerSettings(Section):
     `penstock replay` starts there. At least two are kept, because the newest may be damaged.
     With `checkpoint_every` 0 none is written: a restarted learner trains every archived batch again.
     `max_non_finite_steps` optimizer steps in a row without a finite gradient fail the run.
+    `gpus`: per rank, 0 (on CPU) or 1; a single rank may have a share below 1.
     """
 
     ranks: Positive = 1

@@ -100,6 +100,27 @@ PLATFORM = [
         ("tests/rollout/test_weight_sync.py",),
     ),
     Mutation(
+        "settings: fewer GPUs than workers",
+        "services/settings/devices.py",
+        "if gpus in (0, workers) or",
+        "if gpus <= workers or",
+        ("tests/services/settings/test_devices.py",),
+    ),
+    Mutation(
+        "settings: ranks share a device",
+        "services/settings/devices.py",
+        "elif 0 < gpus < 1 < ranks:",
+        "elif 0 < gpus < 1 > ranks:",
+        ("tests/services/settings/test_devices.py",),
+    ),
+    Mutation(
+        "settings: NCCL with one side on CPU",
+        "services/settings/devices.py",
+        "    if on_cpu:",
+        "    if len(on_cpu) > 1:",
+        ("tests/services/settings/test_devices.py",),
+    ),
+    Mutation(
         "chart: the API's Service selects the pods of another component",
         "helm/penstock/templates/api/api-service.yaml",
         '{{- include "penstock.selectorLabels" $self | nindent 4 }}',

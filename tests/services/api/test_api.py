@@ -238,6 +238,22 @@ async def test_an_ended_run_is_resumed_from_a_checkpoint(api, redis, run_id):
     assert (view["state"], view["reason"], view["resumptions"]) == ("queued", "resumed", 2)
 
 
+@pytest.mark.parametrize(
+    ("gpus", "expected"),
+    [
+        (0.5, "learner.gpus: 0.5 is not valid: expected 0 (on CPU) or 1 with learner.ranks = 2, which share no device"),
+        (1, None),
+    ],
+)
+async def test_ranks_that_share_a_device_are_refused(api, redis, run_id, gpus, expected):
+    document = recipe_document("/model", learner={"gpus": gpus})
+    await api.post("/v1/runs", json={"id": run_id, "recipe": document})
+    await RunRecords(redis).transition(run_id, RunState.FAILED, "test")
+    answer = await api.post(f"/v1/runs/{run_id}/resume", json={"learner_ranks": 2})
+    assert answer.json().get("detail") == expected
+    assert (await RunRecords(redis).get(run_id)).recipe.learner.ranks == (1 if expected else 2)
+
+
 async def test_steps_and_versions_are_separate_fields(api, redis, run_id):
     path = await submitted(api, redis, run_id)
     shown = (await api.get(path)).json()

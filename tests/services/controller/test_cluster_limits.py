@@ -40,7 +40,7 @@ def limits(**roles):
 
 def record(name, state=RunState.QUEUED, at=1.0, replicas=1, ranks=1):
     recipe = parse_recipe(
-        recipe_document("/model", rollout=ROLLOUT, learner={"cpus": 4.0, "gpus": 4.0, "ranks": ranks})
+        recipe_document("/model", rollout=ROLLOUT, learner={"cpus": 4.0, "gpus": 1.0, "ranks": ranks})
     )
     return RunRecord(name, recipe.model_dump_json().encode(), state, replicas, False, at, (), None, None, None)
 
@@ -148,7 +148,7 @@ async def test_the_fleet_stays_within_limits_that_change(redis, run_id, tmp_path
     path = tmp_path / "bounds.json"
     path.write_text(json.dumps(FILE))
     monkeypatch.setenv(VARIABLE, str(path))
-    sections = {"rollout": {**ROLLOUT, "replicas": 2}, "learner": {"gpus": 4.0, "cpus": 4.0}}
+    sections = {"rollout": {**ROLLOUT, "replicas": 2}, "learner": {"gpus": 1.0, "cpus": 4.0}}
     async with controlled(redis, run_id, tmp_path, **sections) as (records, cluster), Heartbeat(redis, replica(run_id)):
         await until_state(records, run_id, RunState.RUNNING)
         await records.scale(run_id, 6)
@@ -172,7 +172,7 @@ async def test_a_run_waits_until_the_limits_are_raised(redis, run_id, tmp_path, 
     path = tmp_path / "bounds.json"
     path.write_text(json.dumps({**FILE, "learner": {"pods": 0, "cpus": 16, "gpus": 8}}))
     monkeypatch.setenv(VARIABLE, str(path))
-    async with controlled(redis, run_id, tmp_path, learner={"gpus": 4.0}) as (records, cluster):
+    async with controlled(redis, run_id, tmp_path, learner={"gpus": 1.0}) as (records, cluster):
         assert "at most 0 pods" in await first_event(redis, run_id, "queued")
         assert cluster.requests == []
         path.write_text(json.dumps(FILE))
@@ -183,7 +183,7 @@ async def test_a_running_run_is_resumed_after_limits_were_lowered(redis, run_id,
     path = tmp_path / "bounds.json"
     path.write_text(json.dumps({**FILE, "rollout": {"pods": 1, "cpus": 8, "gpus": 2}}))
     monkeypatch.setenv(VARIABLE, str(path))
-    sections = {"rollout": {**ROLLOUT, "replicas": 6}, "learner": {"gpus": 4.0, "cpus": 4.0}}
+    sections = {"rollout": {**ROLLOUT, "replicas": 6}, "learner": {"gpus": 1.0, "cpus": 4.0}}
     records = RunRecords(redis)
     async with controlled(redis, run_id, tmp_path, **sections) as (_, cluster), Heartbeat(redis, replica(run_id)):
         assert "at most 1 pods" in await first_event(redis, run_id, "queued")
