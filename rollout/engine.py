@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from services.contracts import Sampling, VersionSpan
 from services.contracts.weight_group import nccl_environment
-from services.settings import Recipe
+from services.settings import Recipe, RecipeError
 
 log = logging.getLogger(__name__)
 
@@ -156,9 +156,12 @@ class RolloutEngine:
     ) -> RolloutEngine:
         """Load the model (20 to 60 s on two cores) and answer one request, so that the first task is not slow.
 
-        Works in any thread's event loop. Raises RuntimeError when the engine's processes fail, TimeoutError when
-        they are not ready after limits.startup_timeout_s.
+        Works in any thread's event loop. Raises RecipeError for a run of an earlier release whose responses must not be
+        trained on, RuntimeError when the engine's processes fail, TimeoutError when they are not ready after
+        limits.startup_timeout_s.
         """
+        if faults := recipe.sampling_faults:
+            raise RecipeError("\n".join(faults))
 
         def build() -> Any:
             # Imported here: vLLM reads its variables on import, and importing it takes seconds.

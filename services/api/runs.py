@@ -186,6 +186,8 @@ async def _resume(redis: Redis, records: RunRecords, run: str, request: ResumeRe
     if request and request.learner_ranks is not None:
         _check_ranks(record.recipe, request.learner_ranks)
     requeued = record.state in RESUMABLE and not record.closing
+    if requeued and (faults := record.recipe.sampling_faults):
+        raise RecipeError("\n".join(faults))
     warnings = await compare_plan(redis, records, run, record.recipe) if requeued else []
     changes = ResumeChanges(**request.model_dump()) if request else UNCHANGED
     return await _accept(redis, await records.resume(run, changes), warnings)

@@ -40,7 +40,7 @@ class RecipeError(ValueError):
 class Recipe(Section):
     """All settings of a run. Rules across sections are checked here, so that a run that cannot finish never starts.
 
-    Those about devices are checked when a run is submitted or gets other ranks (`device_faults`): earlier releases
+    Those of `device_faults` and `sampling_faults` are checked when a run is submitted or resumed: earlier releases
     accepted some recipes against them, whose runs must stay readable.
     """
 
@@ -123,6 +123,21 @@ class Recipe(Section):
         ]
 
     @property
+    def sampling_faults(self) -> list[str]:
+        """How responses cannot be sampled for training, one line per fault.
+
+        With top-p, behaviour log-probs are those of the nucleus, and the learner's are those of the whole vocabulary:
+        all ratios would be too small, by the probability of the nucleus.
+        """
+        if self.limits.rollout_steps == 0 or self.rollout.top_p == 1:
+            return []
+        expected = (
+            f"1.0 with limits.rollout_steps = {self.limits.rollout_steps}, because a nucleus has other log-probs than "
+            "those the learner computes (evaluation.top_p may be smaller)"
+        )
+        return [invalid("rollout.top_p", self.rollout.top_p, expected)]
+
+    @property
     def least_inflight_groups(self) -> int:
         """The smallest valid limits.max_inflight_groups."""
         batches, sampling = self.limits.max_staleness + 1, self.algorithm.dynamic_sampling
@@ -197,7 +212,7 @@ def parse_recipe(document: Any) -> Recipe:
         recipe = Recipe.model_validate(with_preset(document))
     except ValidationError as error:
         raise RecipeError("\n".join(_fault(dict(fault)) for fault in error.errors())) from None
-    if faults := recipe.device_faults:
+    if faults := recipe.device_faults + recipe.sampling_faults:
         raise RecipeError("\n".join(faults))
     return recipe
 

@@ -161,7 +161,8 @@ class RolloutSettings(Section):
     """The vLLM fleet. `threads`: the CPU threads of one replica; `kv_cache_mib`: its KV cache, per device.
 
     `eager` runs GPUs without CUDA graphs, as CPUs always run. `gpus`: per replica, one for each tensor-parallel worker;
-    0: on CPU; a share below 1, for a replica of one worker: others may have the rest of its device.
+    0: on CPU; a share below 1, for a replica of one worker: others may have the rest of its device. `top_p` must be 1
+    unless the run only evaluates.
     """
 
     replicas: Positive = 1

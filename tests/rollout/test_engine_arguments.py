@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from rollout.engine import _engine_arguments
-from services.settings import parse_recipe
+from rollout.engine import RolloutEngine, _engine_arguments
+from services.settings import Recipe, RecipeError, parse_recipe
 from tests.harness.small_run import recipe_document
 
 ROOT = Path(__file__).parents[2]
@@ -36,6 +36,12 @@ def test_the_head_of_the_engine_follows_the_recipe():
     document = recipe_document("/m", model={"head_dtype": "float32"})
     found = _engine_arguments(parse_recipe(document), "/m", "rollout-0", 16)
     assert found["hf_overrides"] == {"head_dtype": "float32"}
+
+
+async def test_a_run_of_an_earlier_release_with_top_p_does_not_start():
+    stored = Recipe.model_validate(recipe_document("/m", rollout={"top_p": 0.9}))
+    with pytest.raises(RecipeError, match=r"rollout\.top_p: 0\.9 is not valid"):
+        await RolloutEngine.start(stored, "/m", [], "rollout-0")
 
 
 @pytest.mark.parametrize("given", [None, "/elsewhere"])

@@ -17,6 +17,7 @@ from services.contracts import (
     RunState,
     StepRecord,
 )
+from services.settings import Recipe
 from services.streams.connection.client import client
 from services.streams.keys import RunKeys
 from services.streams.state.group_state import GroupTransitions
@@ -252,6 +253,17 @@ async def test_ranks_that_share_a_device_are_refused(api, redis, run_id, gpus, e
     answer = await api.post(f"/v1/runs/{run_id}/resume", json={"learner_ranks": 2})
     assert answer.json().get("detail") == expected
     assert (await RunRecords(redis).get(run_id)).recipe.learner.ranks == (1 if expected else 2)
+
+
+async def test_a_run_sampled_with_top_p_is_shown_not_resumed(api, redis, run_id):
+    """An earlier release accepted it."""
+    await submitted(api, redis, run_id, RunState.FAILED)
+    stored = recipe_document("/model", rollout={"top_p": 0.9})
+    await redis.hset(RunKeys(run_id).record, "recipe", Recipe.model_validate(stored).model_dump_json())
+    assert (await api.get(f"/v1/runs/{run_id}")).json()["recipe"]["rollout"]["top_p"] == 0.9
+    refused = await api.post(f"/v1/runs/{run_id}/resume")
+    assert refused.status_code == 422
+    assert refused.json()["detail"].startswith("rollout.top_p: 0.9 is not valid: expected 1.0 with")
 
 
 async def test_steps_and_versions_are_separate_fields(api, redis, run_id):

@@ -138,6 +138,10 @@ from tests.harness.small_run import recipe_document
             ["algorithm.group_size: 1 is not valid: expected at least 2 with dynamic_sampling.enabled = true"],
         ),
         (
+            {"rollout": {"top_p": 0.9}},
+            ["rollout.top_p: 0.9 is not valid: expected 1.0 with limits.rollout_steps = 3"],
+        ),
+        (
             {"algorithm": {"preset": "dapo-verl"}, "limits": {"groups_per_step": 16}},
             ["limits.max_inflight_groups: 32 is not", "generation_batch_factor + max_staleness + 1) = 64"],
         ),
@@ -240,3 +244,9 @@ def test_the_overlong_cache_is_a_fifth_unless_set(longest, cache, expected):
 def test_defaults_are_the_paper_s():
     bare = {"name": "bare", "model": {"path": "/model"}, "limits": {"rollout_steps": 1}}
     assert Recipe.model_validate(bare) == parse_recipe(bare)
+
+
+def test_an_evaluation_may_set_any_top_p():
+    """A run without rollout steps trains on nothing; `evaluation.top_p` applies to no response that is trained."""
+    parse_recipe(recipe_document("/model", rollout={"top_p": 0.9}, limits={"rollout_steps": 0}))
+    assert parse_recipe(recipe_document("/model", evaluation={"top_p": 0.5})).evaluation.top_p == 0.5
