@@ -21,9 +21,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from services.contracts import Sampling, VersionSpan
+from rollout.nuclei import WideNucleusError, nuclei_of
+from services.contracts import Sampling, VersionSpan, nucleus_limit
 from services.contracts.weight_group import nccl_environment
 from services.settings import Recipe, RecipeError
+from services.streams.delivery.nucleus import Nuclei
 
 log = logging.getLogger(__name__)
 
@@ -51,14 +53,15 @@ class Generation:
     """One response.
 
     response_ids: int32 [T], including the stop token; behaviour_logprobs: float32 [T], natural logarithm of the
-    probability with which each token was sampled (after temperature and top-p); spans cover [0, T);
-    finish_reason: "stop" (a stop token was sampled) or "length".
+    probability with which each token was sampled (after temperature, top-k and top-p); spans cover [0, T);
+    finish_reason: "stop" (a stop token was sampled) or "length"; nuclei: what each token was drawn from, with top-k.
     """
 
     response_ids: NDArray[np.int32]
     behaviour_logprobs: NDArray[np.float32]
     spans: tuple[VersionSpan, ...]
     finish_reason: str
+    nuclei: Nuclei | None = None
 
 
 @contextmanager
@@ -137,9 +140,16 @@ def _engine_arguments(recipe: Recipe, model_path: str, replica: str, block_size:
     }
     if recipe.model.head_dtype is not None:
         arguments["hf_overrides"] = {"head_dtype": recipe.model.head_dtype}
+    if rollout.top_k is not None:
+        arguments["max_logprobs"] = _columns(rollout.top_k)
     if rollout.gpus == 0:
         arguments["block_size"] = block_size
     return arguments
+
+
+def _columns(top_k: int | None) -> int:
+    """How many of the likeliest tokens are requested with each: the largest nucleus, and one that is not in it."""
+    return 0 if top_k is None else nucleus_limit(top_k) + 1
 
 
 class RolloutEngine:
@@ -193,12 +203,12 @@ class RolloutEngine:
     ) -> Generation:
         """Generate one response; cancelling the call aborts the request in the engine.
 
-        Raises EngineError for an invalid answer (no published version, non-finite log-prob), vLLM's EngineDeadError
-        when the engine has died, TimeoutError after limits.stall_timeout_s.
+        Raises EngineError for an invalid answer (no published version, non-finite log-prob), WideNucleusError, vLLM's
+        EngineDeadError when the engine has died, TimeoutError after limits.stall_timeout_s.
         """
         async with asyncio.timeout(self._stall_s):
             output = await self._final_output(prompt_ids, sampling, request_id, seed)
-        return _generation(output.outputs[0], request_id)
+        return generation_of(output.outputs[0], request_id, self._llm.model_config.get_vocab_size())
 
     async def _final_output(
         self, prompt_ids: Sequence[int], sampling: Sampling, request_id: str, seed: int | None
@@ -208,10 +218,11 @@ class RolloutEngine:
         parameters = SamplingParams(
             temperature=sampling.temperature,
             top_p=sampling.top_p,
+            top_k=sampling.top_k or 0,
             max_tokens=sampling.max_new_tokens,
             seed=seed,
             stop_token_ids=self._stop_ids,
-            logprobs=0,
+            logprobs=min(_columns(sampling.top_k), self._llm.model_config.get_vocab_size()),
             flat_logprobs=True,
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
@@ -281,24 +292,36 @@ class RolloutEngine:
         llm.shutdown = lambda: None
 
 
-def _generation(completion: Any, request_id: str) -> Generation:
-    """Check and convert a vLLM CompletionOutput. Raises EngineError."""
+def generation_of(completion: Any, request_id: str, vocabulary: int) -> Generation:
+    """Check and convert a vLLM CompletionOutput. Raises EngineError; WideNucleusError for a response to draw again."""
     if completion.finish_reason not in ("stop", "length"):
         raise EngineError(
             f"finish_reason of request {request_id}: {completion.finish_reason!r} is not valid: "
             "expected 'stop' or 'length'"
         )
-    tokens = list(completion.token_ids)
-    flat = completion.logprobs
-    if list(flat.token_ids) != tokens:
+    tokens = np.asarray(completion.token_ids, np.int32)
+    try:
+        # Each row: the sampled token, then the likeliest ones, if any were requested.
+        ids = np.asarray(completion.logprobs.token_ids, np.int32).reshape(len(tokens), -1)
+        logprobs = np.asarray(completion.logprobs.logprobs, np.float32).reshape(ids.shape)
+        nuclei = None
+        if ids.shape[1] > 1:
+            nuclei = nuclei_of(ids[:, 1:], logprobs[:, 1:], vocabulary)
+            nuclei.check(tokens)
+    except WideNucleusError:
+        raise
+    except ValueError as error:
+        raise EngineError(f"request {request_id} failed: {error}") from None
+    if not np.array_equal(ids[:, 0], tokens):
         raise EngineError(f"request {request_id} failed: its log-probs belong to other tokens than those sampled")
-    if not all(math.isfinite(value) for value in flat.logprobs):
+    if not np.isfinite(logprobs[:, 0]).all():
         raise EngineError(f"request {request_id} failed: a sampled token has a log-prob that is not finite")
     return Generation(
-        np.asarray(tokens, np.int32),
-        np.asarray(flat.logprobs, np.float32),
+        tokens,
+        logprobs[:, 0].copy(),
         _version_spans(completion.weight_versions, len(tokens), request_id),
         completion.finish_reason,
+        nuclei,
     )
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollout.engine import Generation, RolloutEngine
+from rollout.nuclei import WideNucleusError
 from rollout.prompts import ChatTokenizer
 from services.contracts import Sampling, Task
 from services.streams.delivery.payloads import SamplePayload
@@ -20,7 +21,7 @@ from services.streams.state.group_state import RejectedMessageError
 
 log = logging.getLogger(__name__)
 
-MIXED_VERSION_TRIES = 3
+TRIES = 3
 
 
 class MixedVersionError(RuntimeError):
@@ -68,17 +69,27 @@ class ResponseGenerator:
     async def generate(self, request: ResponseRequest) -> tuple[SamplePayload, float]:
         """One response and when its generation started (Unix seconds).
 
-        Raises MixedVersionError after three attempts, and what RolloutEngine.generate raises.
+        After three attempts, raises MixedVersionError, or RejectedMessageError if the engine returned no whole nuclei.
+        Raises what RolloutEngine.generate raises.
         """
-        for attempt in range(MIXED_VERSION_TRIES):
+        wide: WideNucleusError | None = None
+        for attempt in range(TRIES):
             started_at = time.time()
-            generation = await self._engine.generate(
-                request.prompt_ids.tolist(), request.sampling, f"{request.name}/{attempt}", request.seed
-            )
+            try:
+                generation = await self._engine.generate(
+                    request.prompt_ids.tolist(), request.sampling, f"{request.name}/{attempt}", request.seed
+                )
+            except WideNucleusError as error:
+                wide = error
+                log.warning("response %s is generated again: %s", request.name, error)
+                continue
+            wide = None
             if not request.one_version or len(generation.spans) == 1:
                 return self._payload(request, generation), started_at
             log.info("response %s is mixed-version and is generated again", request.name)
-        raise MixedVersionError(f"response {request.name} was mixed-version in all {MIXED_VERSION_TRIES} attempts")
+        if wide:
+            raise RejectedMessageError(f"response {request.name} was not usable in {TRIES} attempts: {wide}")
+        raise MixedVersionError(f"response {request.name} was mixed-version in all {TRIES} attempts")
 
     def _payload(self, request: ResponseRequest, generation: Generation) -> SamplePayload:
         return SamplePayload(
@@ -88,4 +99,5 @@ class ResponseGenerator:
             self._tokenizer.text(generation.response_ids),
             generation.finish_reason,
             generation.spans,
+            generation.nuclei,
         )

@@ -6,6 +6,7 @@ Must not hold [tokens, vocabulary] for more than one chunk, in the forward or th
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import repeat
 
 import torch
 from torch import Tensor
@@ -22,14 +23,20 @@ def _of_chunk(
     head: Callable[[Tensor], Tensor],
     temperature: float,
     entropy_gradient: bool,
+    nuclei: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     logits = head(hidden)
+    if nuclei is not None:
+        targets = (nuclei == targets.unsqueeze(-1)).int().argmax(-1)
+        logits = logits.gather(-1, nuclei.clamp(min=0).long())
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
-    normaliser = torch.logsumexp(logits, dim=-1)
+    inside = logits if nuclei is None else logits.masked_fill(nuclei < 0, -torch.inf)
+    normaliser = torch.logsumexp(inside, dim=-1)
     chosen = logits.gather(-1, targets.unsqueeze(-1)).squeeze(-1) - normaliser
     with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
-        # H = log Z - E[logit], without a second [tokens, vocabulary] of log-probs.
-        entropy = normaliser - (torch.softmax(logits, dim=-1) * logits).sum(-1)
+        # H = log Z - E[logit], without a second [tokens, vocabulary] of log-probs. Padding has probability 0, and its
+        # finite logits are multiplied, because 0 x -inf has no value.
+        entropy = normaliser - (torch.softmax(inside, dim=-1) * logits).sum(-1)
     return chosen, entropy
 
 
@@ -40,6 +47,7 @@ def token_logprobs(
     temperature: float = 1.0,
     *,
     entropy_gradient: bool = False,
+    nuclei: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The log-prob of each target and the entropy of its distribution, softmax(head(hidden) / temperature).
 
@@ -47,6 +55,9 @@ def token_logprobs(
     Returns two tensors [N] in nats, float64 if the logits are, else float32. The log-probs carry gradient; the
     entropies do only with `entropy_gradient`. `head` is called for at most CHUNK_TOKENS rows at a time, and in the
     backward pass again.
+
+    `nuclei`: int32 [N, longest], the tokens that each target was drawn from, itself among them, padded with -1. The
+    distributions are then renormalised to them. None: the whole vocabulary.
 
     Example: the logits 0 and ln 3 of two words. At temperature 1 their probabilities are 1/4 and 3/4, and the entropy
     is (1/4) ln 4 + (3/4) ln (4/3) = 0.5623. At temperature 0.5 the logits become 0 and ln 9, so the second word
@@ -61,10 +72,13 @@ def token_logprobs(
     >>> cooler.exp()
     tensor([0.1000, 0.9000])
     """
+    rows = zip(torch.split(hidden, CHUNK_TOKENS), torch.split(targets, CHUNK_TOKENS), strict=True)
+    within = repeat(None) if nuclei is None else torch.split(nuclei, CHUNK_TOKENS)
     parts = []
-    for rows, wanted in zip(torch.split(hidden, CHUNK_TOKENS), torch.split(targets, CHUNK_TOKENS), strict=True):
+    for (states, wanted), part in zip(rows, within, strict=False):
+        arguments = (states, wanted, head, temperature, entropy_gradient, part)
         if torch.is_grad_enabled():
-            parts.append(checkpoint(_of_chunk, rows, wanted, head, temperature, entropy_gradient, use_reentrant=False))
+            parts.append(checkpoint(_of_chunk, *arguments, use_reentrant=False))
         else:
-            parts.append(_of_chunk(rows, wanted, head, temperature, entropy_gradient))
+            parts.append(_of_chunk(*arguments))
     return torch.cat([chosen for chosen, _ in parts]), torch.cat([entropy for _, entropy in parts])

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from learner.archive.files import ArchiveError, atomic_file, digest_of, parse_message, read_file
 from services.contracts import Batch, Fence
+from services.streams.delivery.nucleus import Nuclei
 from services.streams.delivery.payloads import SamplePayload
 
 SHARE = pa.schema(
@@ -34,6 +35,8 @@ SHARE = pa.schema(
 """One row per response, as in `SamplePayload`; log-probs are natural logarithms."""
 
 ARRAYS = ("prompt_ids", "response_ids", "behaviour_logprobs")
+NUCLEI = ("nucleus_ids", "nucleus_offsets")
+"""Further columns of int32 lists, in the files of a run with top-k. Both are empty for a response without nuclei."""
 DIGEST, BELONGS = b"penstock.sha256", b"penstock.belongs"
 """Keys in a share's metadata: its digest, and the step, the rank and the learner to which it belongs."""
 
@@ -70,6 +73,13 @@ def write_share_file(path: Path, batch: Batch, rank: int, payloads: Mapping[str,
         _lists([payload.behaviour_logprobs for payload in payloads.values()], pa.float32()),
     ]
     table = pa.Table.from_arrays(columns, schema=SHARE)
+    if any(payload.nuclei is not None for payload in payloads.values()):
+        none = Nuclei(np.zeros(0, np.int32), np.zeros(0, np.int32))
+        nuclei = [payload.nuclei or none for payload in payloads.values()]
+        for name, arrays in zip(
+            NUCLEI, ([part.ids for part in nuclei], [part.offsets for part in nuclei]), strict=True
+        ):
+            table = table.append_column(name, _lists(arrays, pa.int32()))
     belongs = json.dumps({"step": batch.step, "rank": rank} | _written(fence)).encode()
     # Parquet's own checksums do not cover the page headers and some pages.
     table = table.replace_schema_metadata({BELONGS: belongs, DIGEST: _digest(table, belongs)})
@@ -95,8 +105,12 @@ def read_share_file(path: Path, step: int, rank: int, fence: Fence) -> dict[str,
         _check_place(path, json.loads(belongs), {"step": step, "rank": rank} | _written(fence))
     prompts, responses, logprobs = (_arrays(table, name) for name in ARRAYS)
     keys = table.column("payload").to_pylist()
-    rows = zip(keys, prompts, responses, logprobs, strict=True)
-    return {key: SamplePayload(prompt, ids, values, "", "", ()) for key, prompt, ids, values in rows}
+    nuclei: list[Nuclei | None] = [None] * len(keys)
+    if NUCLEI[0] in table.column_names:
+        found = zip(*(_arrays(table, name) for name in NUCLEI), strict=True)
+        nuclei = [Nuclei(ids, offsets) if len(offsets) else None for ids, offsets in found]
+    rows = zip(keys, prompts, responses, logprobs, nuclei, strict=True)
+    return {key: SamplePayload(prompt, ids, values, "", "", (), part) for key, prompt, ids, values, part in rows}
 
 
 def _written(fence: Fence) -> dict[str, Any]:
@@ -121,7 +135,7 @@ def _digest(table: pa.Table, belongs: bytes) -> bytes:
     """The digest of `belongs` and the rows, independent of their layout in Parquet."""
     digest = hashlib.sha256(belongs)
     digest.update(repr((table.column("payload").to_pylist(), table.column("group").to_pylist())).encode())
-    for name in ARRAYS:
+    for name in ARRAYS + tuple(name for name in NUCLEI if name in table.column_names):
         arrays = _arrays(table, name)
         digest.update(np.array([len(array) for array in arrays], np.int64).tobytes())
         for array in arrays:

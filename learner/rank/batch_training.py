@@ -86,9 +86,18 @@ class BatchTraining:
                 )
                 return {key: found[key] for key in keys}, {}, None
             intact, damaged = await fetch(self._rank.service.redis, keys)
+            damaged |= self._without_nuclei(intact)
         except Exception as error:  # noqa: BLE001 - reported to the other ranks first, then raised
             return {}, {}, error
         return intact, damaged, None
+
+    def _without_nuclei(self, payloads: dict[str, SamplePayload]) -> dict[str, str]:
+        """Remove payloads that lack their nuclei in a run with top-k. Returns the reasons, by key."""
+        top_k = self._rank.service.record.recipe.rollout.top_k
+        lacking = [key for key, payload in payloads.items() if top_k is not None and payload.nuclei is None]
+        for key in lacking:
+            del payloads[key]
+        return {key: f"payload {key} has no nuclei: expected those of rollout.top_k = {top_k}" for key in lacking}
 
     async def _exchange(self, batch: Batch, damaged: Mapping[str, str], error: Exception | None) -> list[str]:
         """The payloads that any rank found damaged. Collective. Raises `error`, or RuntimeError if other ranks failed.

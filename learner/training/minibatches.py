@@ -18,6 +18,7 @@ from learner.algorithm.parity import NOT_COMPARED
 from learner.algorithm.reductions import REDUCTIONS, SampleSize
 from learner.training.shares import PlannedSample, Share, distribute, row_length
 from services.contracts import Batch, BatchGroup
+from services.streams.delivery.nucleus import joined
 from services.streams.delivery.payloads import SamplePayload
 
 SHARED_ROW_TOKENS = 1024
@@ -105,6 +106,7 @@ class MicroBatch:
     attention_mask: bool [B, 1, L, L], or None for plain causal rows.
     source: int64 [N], the position in the flattened [B * L] hidden states that predicts each token.
     targets: int64 [N]. data: float64 [N] each until `to` rounds them. replica: int64 [N], as in `EngineComparison.add`.
+    nuclei: int32 [N, longest], what each target was drawn from, padded with -1; None: from the whole vocabulary.
     """
 
     input_ids: Tensor
@@ -114,6 +116,7 @@ class MicroBatch:
     targets: Tensor
     data: TokenData
     replica: Tensor
+    nuclei: Tensor | None = None
 
     def to(self, device: torch.device, dtype: torch.dtype) -> MicroBatch:
         """Copy it to `device`, with its `data` in `dtype`, the dtype of the log-probs."""
@@ -125,6 +128,7 @@ class MicroBatch:
             source=self.source.to(device),
             targets=self.targets.to(device),
             replica=self.replica.to(device),
+            nuclei=None if self.nuclei is None else self.nuclei.to(device),
             data=TokenData(
                 behaviour=self.data.behaviour.to(device, dtype),
                 advantage=self.data.advantage.to(device, dtype),
@@ -227,6 +231,7 @@ def _micro_batch(rows: list[_Row], sampled: Sampled | None) -> MicroBatch:
         targets=torch.from_numpy(np.concatenate([payload.response_ids for _, payload in members]).astype(np.int64)),
         data=_token_data(members),
         replica=torch.from_numpy(np.concatenate([_replica(*member, sampled) for member in members])),
+        nuclei=_nuclei([payload for _, payload in members]),
     )
 
 
@@ -237,6 +242,15 @@ def _replica(sample: PlannedSample, payload: SamplePayload, sampled: Sampled | N
         if sampled is not None and span.version == sampled.version:
             found[span.start : span.end] = sampled.replicas.index(sample.replica)
     return found
+
+
+def _nuclei(payloads: Sequence[SamplePayload]) -> Tensor | None:
+    given = [payload.nuclei for payload in payloads if payload.nuclei is not None]
+    if not given:
+        return None
+    if len(given) < len(payloads):
+        raise ValueError(f"{len(payloads) - len(given)} payloads have no nuclei: expected all to have them, or none")
+    return torch.from_numpy(joined(given).padded())
 
 
 def _token_data(members: Sequence[tuple[PlannedSample, SamplePayload]]) -> TokenData:

@@ -48,10 +48,10 @@ class LogprobHead(nn.Module):
         """The parameters that each call needs whole."""
         return tuple(self._layer[0].parameters())
 
-    def forward(self, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """See `token_logprobs`; hidden [N, H], targets int64 [N]."""
+    def forward(self, hidden: Tensor, targets: Tensor, nuclei: Tensor | None) -> tuple[Tensor, Tensor]:
+        """See `token_logprobs`; hidden [N, H], targets int64 [N], nuclei int32 [N, longest] or None."""
         head, temperature = self._logits(), self.temperature
-        return token_logprobs(hidden, targets, head, temperature, entropy_gradient=self.entropy_gradient)
+        return token_logprobs(hidden, targets, head, temperature, entropy_gradient=self.entropy_gradient, nuclei=nuclei)
 
     def _logits(self) -> Callable[[Tensor], Tensor]:
         """The map from hidden states to logits. Called as a module, the layer would release its weight with each."""
@@ -119,6 +119,7 @@ class PolicyModel(nn.Module):
         attention_mask: Tensor | None,
         source: Tensor,
         targets: Tensor,
+        nuclei: Tensor | None = None,
     ) -> PolicyOutput:
         """Run the network. The arguments have the shapes of MicroBatch.
 
@@ -129,7 +130,7 @@ class PolicyModel(nn.Module):
         )
         hidden = output.last_hidden_state
         wanted = hidden.reshape(-1, hidden.shape[-1]).index_select(0, source)
-        logprobs, entropies = self.head(wanted, targets)
+        logprobs, entropies = self.head(wanted, targets, nuclei)
         return PolicyOutput(logprobs, entropies, None if self.value_head is None else self.value_head(wanted))
 
     def add_value_head(self) -> None:
@@ -146,6 +147,7 @@ def inputs(batch: MicroBatch) -> dict[str, Any]:
         "attention_mask": batch.attention_mask,
         "source": batch.source,
         "targets": batch.targets,
+        "nuclei": batch.nuclei,
     }
 
 

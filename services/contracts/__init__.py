@@ -7,6 +7,7 @@ from services.contracts.base import SCHEMA_VERSION, Count, Finite, Lane, Message
 from services.contracts.evaluation import AFTER, ALONE, BEFORE, EvaluationRecord, PassAt, PromptResult
 from services.contracts.events import COMMON_PHASES, PHASES, PROMPT_FAULTS, Cause, DeadLetter, Event
 from services.contracts.groups import (
+    MOST_TOP_K,
     EvaluationCounts,
     GroupCounts,
     Outcome,
@@ -18,6 +19,7 @@ from services.contracts.groups import (
     Task,
     Verdict,
     VersionSpan,
+    nucleus_limit,
 )
 from services.contracts.ownership import UNOWNED, Fence
 from services.contracts.results import SampleResult, SandboxFault, TaskResult, VerdictResult
@@ -40,6 +42,7 @@ __all__ = [
     "BEFORE",
     "COMMON_PHASES",
     "EPOCH_SHIFT",
+    "MOST_TOP_K",
     "PHASES",
     "PROMPT_FAULTS",
     "SCHEMA_VERSION",
@@ -89,5 +92,6 @@ __all__ = [
     "WeightAck",
     "WeightManifest",
     "WeightPlan",
+    "nucleus_limit",
     "parse_manifest",
 ]

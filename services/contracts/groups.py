@@ -12,6 +12,9 @@ from pydantic import Field, computed_field
 
 from services.contracts.base import Count, Finite, Message, Value
 
+MOST_TOP_K = 1024
+"""A nucleus is stored with each token of a response: this many ids take 4 KiB."""
+
 
 class Outcome(StrEnum):
     """The result of judging a response. `unknown` (time-out, crash) is never trained as wrong."""
@@ -40,12 +43,21 @@ class Prompt(Value):
 
 
 class Sampling(Value):
-    """How a response is sampled: softmax temperature, nucleus mass, and the longest response in tokens."""
+    """How a response is sampled: softmax temperature, nucleus mass, and the longest response in tokens.
+
+    With `top_k`, a token is drawn from the `top_k` likeliest at most, and the sample has the nucleus of each token.
+    """
 
     temperature: Annotated[float, Field(gt=0, le=100)]
     top_p: Annotated[float, Field(gt=0, le=1)]
     max_new_tokens: Annotated[int, Field(gt=0, lt=2**31)]
     seed: Count | None = None
+    top_k: Annotated[int, Field(gt=0, le=MOST_TOP_K)] | None = None
+
+
+def nucleus_limit(top_k: int) -> int:
+    """The most tokens that a nucleus may have: more than `top_k`, because equal logits at its edge all belong to it."""
+    return top_k + top_k // 4 + 8
 
 
 class Task(Message):

@@ -126,16 +126,14 @@ class Recipe(Section):
     def sampling_faults(self) -> list[str]:
         """How responses cannot be sampled for training, one line per fault.
 
-        With top-p, behaviour log-probs are those of the nucleus, and the learner's are those of the whole vocabulary:
-        all ratios would be too small, by the probability of the nucleus.
+        With top-p, behaviour log-probs are those of the nucleus, so the learner needs to know it. The engine returns it
+        only if top-k limits it.
         """
-        if self.limits.rollout_steps == 0 or self.rollout.top_p == 1:
+        rollout = self.rollout
+        if self.limits.rollout_steps == 0 or rollout.top_p == 1 or rollout.top_k is not None:
             return []
-        expected = (
-            f"1.0 with limits.rollout_steps = {self.limits.rollout_steps}, because a nucleus has other log-probs than "
-            "those the learner computes (evaluation.top_p may be smaller)"
-        )
-        return [invalid("rollout.top_p", self.rollout.top_p, expected)]
+        expected = "1.0 with rollout.top_k = null, or a top_k that limits the nucleus (evaluation.top_p needs none)"
+        return [invalid("rollout.top_p", rollout.top_p, expected)]
 
     @property
     def least_inflight_groups(self) -> int:

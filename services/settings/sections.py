@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from services.contracts import MOST_TOP_K
 from services.settings.base import Positive, Section
 from services.settings.faults import invalid, shown
 from services.settings.sampling import DynamicSamplingSettings
@@ -161,8 +162,9 @@ class RolloutSettings(Section):
     """The vLLM fleet. `threads`: the CPU threads of one replica; `kv_cache_mib`: its KV cache, per device.
 
     `eager` runs GPUs without CUDA graphs, as CPUs always run. `gpus`: per replica, one for each tensor-parallel worker;
-    0: on CPU; a share below 1, for a replica of one worker: others may have the rest of its device. `top_p` must be 1
-    unless the run only evaluates.
+    0: on CPU; a share below 1, for a replica of one worker: others may have the rest of its device. `top_p` below
+    1 needs `top_k`, unless the run only evaluates: each sample then has what its tokens were drawn from, at most about
+    `top_k` ids of 4 bytes per token.
     """
 
     replicas: Positive = 1
@@ -170,6 +172,7 @@ class RolloutSettings(Section):
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     temperature: Annotated[float, Field(gt=0)] = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    top_k: Annotated[int, Field(gt=0, le=MOST_TOP_K)] | None = None
     max_new_tokens: Positive = 24
     max_sequences: Positive = 64
     kv_cache_mib: Positive = 512

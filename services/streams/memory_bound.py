@@ -9,7 +9,7 @@ from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from services.contracts import Lane
+from services.contracts import Lane, nucleus_limit
 from services.settings import LimitsSettings, Recipe
 from services.streams.delivery.validation import LARGEST_LETTER
 from services.streams.retention import DEAD_KEPT, EVENTS_KEPT, RELEASED_KEPT, WEIGHT_MESSAGES_KEPT
@@ -74,7 +74,9 @@ def footprint(recipe: Recipe) -> Footprint:
     pass than may be in flight, and that no more are released.
     """
     limits = recipe.limits
-    group = _Group(recipe, recipe.algorithm.group_size, recipe.rollout.max_new_tokens)
+    top_k = recipe.rollout.top_k
+    nucleus = 0 if top_k is None else 4 + 4 * nucleus_limit(top_k)
+    group = _Group(recipe, recipe.algorithm.group_size, recipe.rollout.max_new_tokens, nucleus)
     batches = 2 + limits.max_staleness
     prompts = recipe.data.train or 0
     evaluation = max((_evaluation(recipe, prompts, samples) for prompts, samples in _sets(recipe)), default=0)
@@ -128,12 +130,12 @@ def evaluated_prompt(recipe: Recipe, samples: int) -> int:
 
 
 class _Group:
-    """Bytes of one group of `samples` responses of at most `new_tokens`."""
+    """Bytes of one group of `samples` responses of at most `new_tokens`. `nucleus`: those of the nucleus of a token."""
 
-    def __init__(self, recipe: Recipe, samples: int, new_tokens: int) -> None:
+    def __init__(self, recipe: Recipe, samples: int, new_tokens: int, nucleus: int = 0) -> None:
         prompt, tokens = recipe.max_prompt_tokens, new_tokens
         self.task = TASK + prompt * TEXT_BYTES + REFERENCE_BYTES
-        self.payloads = samples * (PAYLOAD + 4 * prompt + tokens * (4 + 4 + TEXT_BYTES))
+        self.payloads = samples * (PAYLOAD + 4 * prompt + tokens * (4 + 4 + nucleus + TEXT_BYTES))
         self.hash = HASH + self.task + samples * VERDICT + (1 + 2 * samples) * ENTRY_FIELD
         messages = [self.task] + samples * [SAMPLE + REFERENCE_BYTES, VERDICT]
         self.messages = sum(messages)

@@ -48,11 +48,26 @@ def behaviour(payload: SamplePayload, current: Tensor) -> Tensor:
 
 
 def response(model: Any, payload: SamplePayload, temperature: float) -> tuple[Tensor, Tensor]:
-    """(log-probs, entropies) of the n tokens of a response, [n] each."""
+    """(log-probs, entropies) of the n tokens of a response, [n] each: of its nuclei alone, if it has any."""
     prompt, answer = (torch.from_numpy(part.astype("int64")) for part in (payload.prompt_ids, payload.response_ids))
     logits = model(torch.cat([prompt, answer])[None]).logits[0, len(prompt) - 1 : -1]
+    if payload.nuclei is not None:
+        bounds = zip(payload.nuclei.offsets, payload.nuclei.offsets[1:], strict=False)
+        found = [
+            _of_nucleus(row / temperature, token, torch.from_numpy(payload.nuclei.ids[start:end].astype("int64")))
+            for row, token, (start, end) in zip(logits, answer, bounds, strict=True)
+        ]
+        return torch.stack([logprob for logprob, _ in found]), torch.stack([entropy for _, entropy in found])
     distribution = torch.log_softmax(logits / temperature, -1)
     return distribution.gather(-1, answer[:, None])[:, 0], -(distribution.exp() * distribution).sum(-1)
+
+
+def _of_nucleus(logits: Tensor, token: Tensor, nucleus: Tensor) -> tuple[Tensor, Tensor]:
+    """p(token) / sum of p over the nucleus, and the entropy of that distribution."""
+    probabilities = torch.softmax(logits, -1)
+    inside = probabilities[nucleus]
+    shares = inside / inside.sum()
+    return torch.log(probabilities[token] / inside.sum()), -(shares * shares.log()).sum()
 
 
 def _importance_weight(name: str, importance: Tensor, algorithm: AlgorithmSettings) -> Tensor:

@@ -107,9 +107,11 @@ def test_majority(answers: str, expected: float | None) -> None:
 
 @pytest.mark.conformance(formula="T = 1.0, top-p 0.7 (DAPO 4.1)", setting="evaluation.temperature, evaluation.top_p")
 def test_evaluation_has_its_own_sampling_settings() -> None:
-    recipe = parse_recipe(recipe_document("/m", rollout={"temperature": 0.8, "top_p": 1.0, "max_new_tokens": 16}))
+    recipe = parse_recipe(
+        recipe_document("/m", rollout={"temperature": 0.8, "top_p": 0.9, "top_k": 9, "max_new_tokens": 16})
+    )
     drawn = sampling_of(recipe)
-    assert (drawn.temperature, drawn.top_p, drawn.max_new_tokens) == (1.0, 0.7, 16)
+    assert (drawn.temperature, drawn.top_p, drawn.top_k, drawn.max_new_tokens) == (1.0, 0.7, None, 16)
     changed = parse_recipe(recipe_document("/m", evaluation={"temperature": 0.5, "top_p": 1.0, "max_new_tokens": 64}))
     drawn = sampling_of(changed)
     assert (drawn.temperature, drawn.top_p, drawn.max_new_tokens) == (0.5, 1.0, 64)

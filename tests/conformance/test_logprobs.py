@@ -54,6 +54,63 @@ def test_any_chunking_is_the_full_softmax(
         torch.testing.assert_close(gradient, reference, atol=10 * tolerance, rtol=10 * tolerance)
 
 
+NUCLEI = [[3, 1], [10], [9, 8, 7, 6, 5, 4, 3, 2, 1, 0], [2, 5, 1], [0, 4], [7, 10], [1, 2, 3]]
+"""Of 7 tokens over 11 words; each token is the last of its nucleus."""
+
+
+def renormalised(logits: torch.Tensor, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """By definition, token by token, in float64: p(token) / p(nucleus), and the entropy of p / p(nucleus)."""
+    chosen, entropies = [], []
+    for row, nucleus in zip(torch.softmax(logits.double() / temperature, -1), NUCLEI, strict=True):
+        shares = row[nucleus] / row[nucleus].sum()
+        chosen.append(shares[-1].log())
+        entropies.append(-(shares * shares.log()).sum())
+    return torch.stack(chosen), torch.stack(entropies)
+
+
+@pytest.mark.conformance(formula="log p(o_t) - log sum of p over the nucleus", setting="rollout.top_p, rollout.top_k")
+@pytest.mark.parametrize("chunks", [None, 1, 3, 9])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("entropy_gradient", [False, True])
+def test_nuclei_renormalise(chunks: int | None, dtype: torch.dtype, entropy_gradient: bool) -> None:
+    torch.manual_seed(0)
+    head = torch.nn.Linear(5, 11, bias=False, dtype=dtype)
+    hidden = torch.randn(7, 5, dtype=dtype, requires_grad=True)
+    longest = max(map(len, NUCLEI))
+    nuclei = torch.tensor([part + [-1] * (longest - len(part)) for part in NUCLEI], dtype=torch.int32)
+    targets = torch.tensor([part[-1] for part in NUCLEI])
+    options = {"entropy_gradient": entropy_gradient, "nuclei": nuclei}
+    found, entropy = token_logprobs(hidden, targets, head, 0.5, chunks, **options)
+    expected, entropies = renormalised(head(hidden), 0.5)
+    tolerance = TOLERANCE[dtype]
+    assert (found.dtype, entropy.requires_grad) == (dtype, entropy_gradient)
+    torch.testing.assert_close(found.double(), expected, atol=tolerance, rtol=tolerance)
+    torch.testing.assert_close(entropy.double().detach(), entropies.detach(), atol=tolerance, rtol=tolerance)
+    scale, other = torch.randn(7, dtype=torch.float64), torch.randn(7, dtype=torch.float64)
+    loss, wanted = (found * scale).sum(), (expected * scale).sum()
+    if entropy_gradient:
+        loss, wanted = loss + (entropy * other).sum(), wanted + (entropies * other).sum()
+    gradients = torch.autograd.grad(loss, [hidden, head.weight])
+    for gradient, reference in zip(gradients, torch.autograd.grad(wanted, [hidden, head.weight]), strict=True):
+        torch.testing.assert_close(gradient, reference, atol=10 * tolerance, rtol=10 * tolerance)
+
+
+@pytest.mark.conformance(formula="log p(o_t) - log sum of p over the nucleus", setting="rollout.top_p, rollout.top_k")
+def test_a_word_outside_the_nucleus_changes_nothing() -> None:
+    """Not even word 0, which stands in for padding, and whose probability is nearly 1 in the whole vocabulary."""
+    logits = torch.tensor([[1e30, 0.0, 3.0, 9.0], [1e30, 0.0, 3.0, 9.0]], requires_grad=True)
+    nuclei = torch.tensor([[2, 1, -1], [3, 2, 1]], dtype=torch.int32)
+    found, entropy = token_logprobs(
+        logits, torch.tensor([2, 1]), torch.nn.Identity(), entropy_gradient=True, nuclei=nuclei
+    )
+    # exp(3) / (exp(3) + 1), and 1 / (exp(9) + exp(3) + 1)
+    assert found.tolist() == pytest.approx([-0.0485874, -9.0025986], abs=1e-5)
+    gradient = torch.autograd.grad((found + entropy).sum(), logits)[0]
+    assert bool(gradient.isfinite().all())
+    assert gradient[:, 0].tolist() == [0.0, 0.0]
+    assert gradient[0, 3] == 0.0
+
+
 @chunked
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_logits_are_summed_in_float32(dtype: torch.dtype) -> None:

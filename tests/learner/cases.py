@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from deepspeed.utils import safe_get_full_optimizer_state
+from numpy.typing import NDArray
 from torch import Tensor
 
 from learner.algorithm import logprobs
@@ -27,6 +28,7 @@ from learner.training.state import STAGES
 from learner.training.trainer import Trainer
 from services.contracts import Batch, BatchGroup, BatchSample, SamplerState, VersionSpan
 from services.settings import LearnerSettings, Recipe, parse_recipe
+from services.streams.delivery.nucleus import Nuclei
 from services.streams.delivery.payloads import SamplePayload
 from tests.conformance import dense
 from tests.conformance.widened import in_float64
@@ -61,9 +63,17 @@ RESPONSES = {
     "lopsided": [[170, 50, 60], [1, 2, 1], [2, 1, 3]],
     "uneven": [[70, 50, 60], [1, 2, 1], [2, 1, 3]],
     "single": [[3, 7, 2]],
+    "nuclei": [[4, 9, 1], [6, 3, 8], [2, 7, 5], [8, 1, 3]],
 }
-"""Tokens of each group's responses."""
-MASKED = {"mixed": {(1, 1)}, "four": {(1, 1)}, "lopsided": set(), "uneven": set(), "single": {(0, 0), (0, 2)}}
+"""Tokens of each group's responses. Those of `nuclei` were each drawn from 1 to 9 tokens."""
+MASKED = {
+    "mixed": {(1, 1)},
+    "four": {(1, 1)},
+    "lopsided": set(),
+    "uneven": set(),
+    "single": {(0, 0), (0, 2)},
+    "nuclei": {(1, 1)},
+}
 
 
 LARGE = {"stage3_param_persistence_threshold": 0, "stage3_max_reuse_distance": 0}
@@ -146,6 +156,16 @@ def scaled(model: torch.nn.Module) -> torch.nn.Module:
     return other
 
 
+def drawn_nuclei(draw: np.random.Generator, answer: NDArray[np.int32]) -> Nuclei:
+    """A nucleus of 1 to 9 tokens for each token of `answer`, in any order."""
+    rows = []
+    for token in answer:
+        others = draw.permutation(np.delete(np.arange(VOCABULARY, dtype=np.int32), token))[: draw.integers(9)]
+        rows.append(draw.permutation(np.append(others, token)))
+    offsets = np.cumsum([0, *map(len, rows)]).astype(np.int32)
+    return Nuclei(np.concatenate(rows), offsets)
+
+
 def step_data(folder: Path, data: str, *, backwards: bool = False) -> tuple[Batch, dict[str, SamplePayload]]:
     """Groups of three responses, sampled off-policy: behaviour is about 0.6 nats from the policy in `folder`."""
     draw = np.random.default_rng(7)
@@ -158,13 +178,14 @@ def step_data(folder: Path, data: str, *, backwards: bool = False) -> tuple[Batc
         for index, tokens in enumerate(lengths):
             key = f"{group}:{index}"
             answer = draw.integers(0, VOCABULARY, tokens, dtype=np.int32)
-            payloads[key] = SamplePayload(prompt, answer, np.zeros(tokens, np.float32), "", "stop", ())
+            nuclei = drawn_nuclei(draw, answer) if data == "nuclei" else None
+            payloads[key] = SamplePayload(prompt, answer, np.zeros(tokens, np.float32), "", "stop", (), nuclei)
             with torch.no_grad():
                 current = dense.response(model, payloads[key], TEMPERATURE)[0].numpy()
             behaviour = (current + draw.normal(0.0, 0.6, tokens)).astype(np.float32)
             # All but the first token are of the version that trains them.
             spans = (VersionSpan(version=-1, start=0, end=1), VersionSpan(version=0, start=1, end=tokens))
-            payloads[key] = SamplePayload(prompt, answer, behaviour, "", "stop", spans)
+            payloads[key] = SamplePayload(prompt, answer, behaviour, "", "stop", spans, nuclei)
             samples.append(
                 BatchSample(
                     payload=key,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from learner.archive import ArchiveError, RunArchive, RunFacts, atomic_file
@@ -19,6 +21,7 @@ from services.contracts import (
     StepRecord,
 )
 from services.settings import parse_recipe
+from services.streams.delivery.nucleus import Nuclei
 from services.streams.delivery.payloads import SamplePayload
 from tests.harness.small_run import recipe_document
 from tests.learner.committed import WRITER
@@ -86,6 +89,23 @@ def test_a_share_is_read_back_bit_by_bit(archive: RunArchive) -> None:
         for field in ("prompt_ids", "response_ids", "behaviour_logprobs"):
             before, after = getattr(original, field), getattr(found[key], field)
             assert (before.dtype, before.tobytes()) == (after.dtype, after.tobytes())
+
+
+def test_nuclei_are_read_back_with_their_response(archive: RunArchive) -> None:
+    """One response of the share has none, as if an earlier release had sampled it."""
+    nuclei = Nuclei(np.array([9, 4, 5], np.int32), np.array([0, 2, 3], np.int32))
+    archive.write_share(batch(12), 1, PAYLOADS | {"a": replace(PAYLOADS["a"], nuclei=nuclei)}, WRITER)
+    found = archive.share(12, 1, WRITER)
+    read = found["a"].nuclei
+    assert read is not None
+    assert (read.ids.tobytes(), read.offsets.tobytes()) == (nuclei.ids.tobytes(), nuclei.offsets.tobytes())
+    assert (found["b"].nuclei, found["c"].nuclei) == (None, None)
+
+
+def test_a_share_without_nuclei_has_no_further_columns(archive: RunArchive) -> None:
+    archive.write_share(batch(12), 1, PAYLOADS, WRITER)
+    columns = pq.ParquetFile(archive.share_path(12, 1, WRITER)).schema_arrow.names
+    assert columns == ["payload", "group", "prompt_ids", "response_ids", "behaviour_logprobs"]
 
 
 def test_a_rank_without_work_has_an_empty_share(archive: RunArchive) -> None:

@@ -35,6 +35,9 @@ STEPS = {
         replace(EXACT, name="everything", algorithm=EVERYTHING),
         # Two micro-batches of different responses in each step, each with its own proximal and reference log-probs.
         replace(EXACT, name="micro-batches", budget=20, algorithm=EVERYTHING),
+        replace(EXACT, name="nuclei", data="nuclei", short_cut=False),
+        replace(EXACT, name="nuclei-everything", data="nuclei", algorithm=EVERYTHING, checkpointing=True),
+        replace(EXACT, name="nuclei-zero-3", data="nuclei", stage=3, dtype="float32", gradient_clip=1.0),
         replace(EXACT, name="partial", mini_batch_groups=3, algorithm=ICEPOP, gradient_clip=0.1),
         replace(EXACT, name="behaviour", algorithm={"proximal": "behaviour"} | CONSTANT),
         *(replace(EXACT, name=f"zero-{stage}", stage=stage, dtype="float32", gradient_clip=1.0) for stage in (1, 2, 3)),

@@ -7,17 +7,22 @@ import shutil
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from learner.archive import RunArchive
 from learner.checkpoint.manager import Checkpoints
 from learner.checkpoint.manifest import CheckpointError
 from learner.rank.worker import RankWorker
-from learner.recovery.start import MissingBatchesError
+from learner.recovery.start import MissingBatchesError, archived_payloads
+from learner.training.minibatches import masked
 from services.contracts import Batch
+from services.streams.delivery.nucleus import Nuclei
+from services.streams.delivery.payloads import fetch, pack
 from services.streams.keys import RunKeys
 from services.streams.state.events import EventLog
 from tests.harness.small_run import service_context
@@ -219,3 +224,23 @@ async def test_two_ranks_train_on_when_nothing_can_be_written(
     assert [(checkpoint.step, checkpoint.ranks, len(checkpoint.files)) for checkpoint in found] == [(2, 2, 2)]
     failures = [event.text for _, event in await EventLog(redis, keys, "test").events() if "failed" in event.phase]
     assert len(failures) == 1
+
+
+async def test_a_payload_without_its_nuclei_is_not_trained(redis: Any, run_id: str, tiny_model: Path) -> None:
+    """In a run with top-k. The nuclei of the others are archived with them."""
+    keys = RunKeys(run_id)
+    await submit(redis, run_id, tiny_model, rollout={"top_p": 0.7, "top_k": 20}, limits={"rollout_steps": 1})
+    batch = await put_batch(redis, keys, 0)
+    lacking, *others = [sample.payload for group in batch.groups for sample in group.samples]
+    for key, payload in (await fetch(redis, others))[0].items():
+        ids = np.stack([payload.response_ids, (payload.response_ids + 1) % 107], 1).ravel()
+        nuclei = Nuclei(ids, 2 * np.arange(len(payload.response_ids) + 1, dtype=np.int32))
+        await redis.hset(key, mapping=pack(replace(payload, nuclei=nuclei)))
+    async with working(redis, run_id) as worker:
+        trained = await worker.training.train(batch, WRITER)
+        assert trained is not None
+        archived = archived_payloads(worker.archive, masked(batch, [lacking]), WRITER)
+    assert trained.damaged == (f"payload {lacking} has no nuclei: expected those of rollout.top_k = 20",)
+    assert trained.optimizer_steps == 2
+    assert archived.keys() == set(others)
+    assert all(payload.nuclei is not None for payload in archived.values())

@@ -245,8 +245,20 @@ LEARNER: dict[str, list[tuple[str, str, str]]] = {
         ),
         (
             "entropy: half its gradient",
-            "(torch.softmax(logits, dim=-1) * logits).sum(-1)",
-            "(torch.softmax(logits, dim=-1).detach() * logits).sum(-1)",
+            "(torch.softmax(inside, dim=-1) * logits).sum(-1)",
+            "(torch.softmax(inside, dim=-1).detach() * logits).sum(-1)",
+        ),
+        ("nucleus: its padding counts", "logits.masked_fill(nuclei < 0, -torch.inf)", "logits"),
+        ("nucleus: entropy of another set", "(torch.softmax(inside, dim=-1)", "(torch.softmax(logits, dim=-1)"),
+        (
+            "nucleus: normalised over the vocabulary",
+            "    if nuclei is not None:\n        targets",
+            "    if nuclei is not None:\n        nuclei = None\n    if nuclei is not None:\n        targets",
+        ),
+        (
+            "nucleus: every token's is the first one's",
+            "nuclei.clamp(min=0).long()",
+            "nuclei[:1].clamp(min=0).long().expand_as(nuclei)",
         ),
         (
             "entropy: gradient although unasked",
@@ -280,6 +292,11 @@ LEARNER: dict[str, list[tuple[str, str, str]]] = {
             "mini-batches: one group too many",
             "batch.groups[start : start + mini_batch_groups]",
             "batch.groups[start : start + mini_batch_groups + 1]",
+        ),
+        (
+            "nuclei: those of the responses in reverse",
+            "nuclei=_nuclei([payload for _, payload in members])",
+            "nuclei=_nuclei([payload for _, payload in members[::-1]])",
         ),
         (
             "packing: responses see each other",

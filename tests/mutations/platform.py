@@ -100,6 +100,20 @@ PLATFORM = [
         ("tests/rollout/test_weight_sync.py",),
     ),
     Mutation(
+        "rollout: a nucleus that may be cut off is taken",
+        "rollout/nuclei.py",
+        "columns < vocabulary and inside[:, -1].any()",
+        "columns < vocabulary and inside.all()",
+        ("tests/rollout/test_nuclei.py",),
+    ),
+    Mutation(
+        "learner: a payload without its nuclei is trained",
+        "learner/rank/batch_training.py",
+        "if top_k is not None and payload.nuclei is None",
+        "if top_k is None and payload.nuclei is None",
+        ("tests/learner/test_work.py",),
+    ),
+    Mutation(
         "settings: fewer GPUs than workers",
         "services/settings/devices.py",
         "if gpus in (0, workers) or",

@@ -21,6 +21,9 @@ from services.streams.connection.client import connect
 from tests.harness.small_run import recipe_document, service_context
 from tests.rollout.sender import Sender
 
+TOP_K = 20
+"""The largest top-k that a test may request of the engine."""
+
 
 @dataclass
 class Replica:
@@ -51,6 +54,7 @@ async def started_replica(
         **sections
         | {
             "model": {"max_model_len": 1024} | sections.get("model", {}),
+            "rollout": {"top_k": TOP_K},
             "limits": {"max_staleness": 0},
             "weights": {"timeout_s": 20.0, "staging": staging},
         },

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from rollout.engine import RolloutEngine, _engine_arguments
+from services.contracts import nucleus_limit
 from services.settings import Recipe, RecipeError, parse_recipe
 from tests.harness.small_run import recipe_document
 
@@ -36,6 +37,12 @@ def test_the_head_of_the_engine_follows_the_recipe():
     document = recipe_document("/m", model={"head_dtype": "float32"})
     found = _engine_arguments(parse_recipe(document), "/m", "rollout-0", 16)
     assert found["hf_overrides"] == {"head_dtype": "float32"}
+
+
+def test_a_nucleus_and_one_token_more_can_be_requested():
+    """vLLM refuses a request for more log-probs than `max_logprobs`."""
+    assert "max_logprobs" not in arguments()
+    assert arguments(top_k=20)["max_logprobs"] == nucleus_limit(20) + 1 > 21
 
 
 async def test_a_run_of_an_earlier_release_with_top_p_does_not_start():

@@ -13,7 +13,8 @@ import pytest
 from prometheus_client import REGISTRY
 
 from rollout.engine import Generation
-from rollout.generation import MIXED_VERSION_TRIES, MixedVersionError, ResponseGenerator
+from rollout.generation import TRIES, MixedVersionError, ResponseGenerator
+from rollout.nuclei import WideNucleusError
 from rollout.tasks import LeasedTask
 from services.contracts import Lane, Release, Task, TaskResult, VersionSpan
 from services.streams.connection.functions import RedisFullError
@@ -84,7 +85,25 @@ async def test_mixed_version_responses_are_generated_again(redis: Any, run_id: s
     async with leased(redis, run_id, Lane.TRAIN, task("g0")) as under_lease:
         with pytest.raises(MixedVersionError, match="g0/1/7-0/2 was mixed-version in all 3 attempts"):
             await generator.generate(under_lease.request(1, PROMPT_IDS))
-    assert engine.names == [f"g0/1/7-0/2/{attempt}" for attempt in range(MIXED_VERSION_TRIES)]
+    assert engine.names == [f"g0/1/7-0/2/{attempt}" for attempt in range(TRIES)]
+
+
+async def test_a_wide_nucleus_is_drawn_again_then_dead_lettered(
+    redis: Any, run_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The task becomes a dead letter with the reason; the replica goes on."""
+    async with leased_task(redis, run_id, samples=1) as (worker, under_lease):
+        engine, tries = worker._generator._engine, []
+
+        async def generate(_ids: Any, _sampling: Any, name: str, _seed: Any) -> Generation:
+            tries.append(name)
+            raise WideNucleusError("a nucleus has more than 33 tokens")
+
+        monkeypatch.setattr(engine, "generate", generate)
+        await worker.work(under_lease)
+    assert len(tries) == TRIES
+    [(_, letter)] = await redis.xrange(RunKeys(run_id).dead)
+    assert b"was not usable in 3 attempts: a nucleus has more than 33 tokens" in letter[b"m"]
 
 
 async def test_a_task_passes_through_few_files(redis: Any, run_id: str) -> None:

@@ -13,13 +13,17 @@ import os
 import signal
 import uuid
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
 import pytest_asyncio
+import torch
 
+from learner.training.minibatches import PlannedSample, micro_batches
+from learner.training.policy import inputs, load_policy
 from rollout import service
 from rollout.engine import Generation, PoisonedError
 from rollout.generation import ResponseGenerator
@@ -28,13 +32,13 @@ from rollout.tasks import GroupWorker, LeasedTask
 from services.cancellation import cancel_and_wait
 from services.contracts import Cause, Lane, Prompt, Release, Sampling, Task
 from services.streams.delivery.consumer import Consumer
-from services.streams.delivery.payloads import fetch
+from services.streams.delivery.payloads import SamplePayload, fetch, pack, unpack
 from services.streams.state.group_state import GroupTransitions
 from tests.harness.free_ports import free_port
 from tests.harness.small_run import recipe_document, service_context
 from tests.rollout.hand_sampler import LEASE_S, HandSampler, leave_a_group_behind, task
-from tests.rollout.reference import Policy, assert_written_by
-from tests.rollout.replica import Replica, started_replica
+from tests.rollout.reference import ROUNDING, Policy, assert_written_by
+from tests.rollout.replica import TOP_K, Replica, started_replica
 from tests.rollout.sender import DYING, Sender, manifest_of, send_one_bucket_and_die
 from tests.rollout.waiting import until
 
@@ -53,6 +57,10 @@ SERVED = 20
 
 def sampling(tokens: int, seed: int | None = None) -> Sampling:
     return Sampling(temperature=1.0, top_p=1.0, max_new_tokens=tokens, seed=seed)
+
+
+def from_nuclei(tokens: int, temperature: float = 1.0) -> Sampling:
+    return Sampling(temperature=temperature, top_p=0.7, top_k=TOP_K, max_new_tokens=tokens)
 
 
 @pytest.fixture(scope="module")
@@ -91,6 +99,32 @@ async def test_log_probs_follow_consecutive_versions(replica: Replica, policies:
     assert np.abs(difference).max() > 1  # the versions differ enough for the comparison to be meaningful
 
 
+@pytest.mark.conformance(formula="behaviour = learner's log-probs over the nucleus", setting="top_p, top_k")
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+async def test_the_learner_s_log_probs_of_nuclei_are_the_engine_s(
+    replica: Replica, policies: dict[int, Policy], temperature: float
+) -> None:
+    """Four responses of one group, through the payload's stored form, as the learner packs them into rows."""
+    drawn = [replica.engine.generate(PROMPT, from_nuclei(60, temperature), f"{temperature}-{i}") for i in range(4)]
+    prompt, payloads, share = np.array(PROMPT, np.int32), {}, []
+    for index, found in enumerate(await asyncio.gather(*drawn)):
+        key = str(index)
+        body = SamplePayload(
+            prompt, found.response_ids, found.behaviour_logprobs, "", "length", found.spans, found.nuclei
+        )
+        payloads[key] = unpack(key, {name.encode(): value for name, value in pack(body).items()})
+        share.append(PlannedSample(key, "g", 60, 1.0, 1.0))
+    [batch] = micro_batches(share, payloads, 4096, share_prompts=True)
+    policy = load_policy(policies[replica.follower.version or 0].folder, "float32", temperature)
+    with torch.no_grad():
+        learned = policy(**inputs(batch))[0]
+        over_vocabulary = policy(**inputs(replace(batch, nuclei=None)))[0]
+    np.testing.assert_allclose(learned.numpy(), batch.data.behaviour.numpy(), atol=ROUNDING / temperature, rtol=0)
+    assert float((learned - over_vocabulary).mean()) > 0.1, "over the vocabulary, every ratio would be too small"
+    assert batch.nuclei is not None
+    assert 1 < batch.nuclei.shape[1] <= TOP_K
+
+
 async def sync_amid(replica: Replica, version: int, policies: dict[int, Policy], acked: asyncio.Event) -> None:
     """Sync the weights while requests run, and set `acked` once the sync is acknowledged."""
     await asyncio.sleep(0.5)
@@ -107,21 +141,25 @@ async def test_running_requests_continue_with_the_new_weights(replica: Replica, 
     async def stream(i: int) -> list[Generation]:
         """Send one request after the other, so that some run when the weights arrive, however late.
 
-        Their lengths differ, so that not all end at once.
+        Their lengths differ, so that not all end at once. The first stream draws its tokens from nuclei.
         """
         drawn: list[Generation] = []
         while not acked.is_set():
-            drawn.append(await replica.engine.generate(PROMPT[: 50 + i], sampling(700 - 60 * i), f"r{i}-{len(drawn)}"))
+            wanted = from_nuclei(700) if i == 0 else sampling(700 - 60 * i)
+            drawn.append(await replica.engine.generate(PROMPT[: 50 + i], wanted, f"r{i}-{len(drawn)}"))
         return drawn
 
     streams = [asyncio.create_task(stream(i)) for i in range(3)]
     await sync_amid(replica, 3, policies, acked)
-    seen = []
+    seen, changed = [], False
     for i, drawn in enumerate(await asyncio.gather(*streams)):
         for generation in drawn:
+            assert (generation.nuclei is not None) == (i == 0)
             seen.append([span.version for span in generation.spans])
             assert generation.spans[-1].end == 700 - 60 * i
             assert_written_by(policies, PROMPT[: 50 + i], generation)
+            changed = changed or (i == 0 and seen[-1] == [2, 3])
+    assert changed, "weights arrived while tokens were drawn from nuclei"
     assert [2, 3] in seen
     assert all(versions in ([2], [2, 3], [3]) for versions in seen), seen
 

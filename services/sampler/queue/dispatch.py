@@ -24,7 +24,12 @@ from services.streams.state.group_state import TASKS_AT_ONCE, GroupTransitions
 def task_of(recipe: Recipe, group: str, prompt: Prompt, stop: int | None = None) -> Task:
     """The task for a training group; with `stop`, only for its first `stop` samples."""
     rollout = recipe.rollout
-    sampling = Sampling(temperature=rollout.temperature, top_p=rollout.top_p, max_new_tokens=rollout.max_new_tokens)
+    sampling = Sampling(
+        temperature=rollout.temperature,
+        top_p=rollout.top_p,
+        top_k=rollout.top_k,
+        max_new_tokens=rollout.max_new_tokens,
+    )
     return Task(group=group, prompt=prompt, samples=recipe.algorithm.group_size, sampling=sampling, stop=stop)
 
 

@@ -15,9 +15,12 @@ from numpy.typing import NDArray
 from services.contracts import VersionSpan
 from services.streams.connection.client import Redis
 from services.streams.connection.functions import call_for_each
+from services.streams.delivery.nucleus import Nuclei
 
 WHOLE = ("prompt_ids", "response_ids", "behaviour_logprobs", "text", "finish_reason", "spans")
-"""The fields that the payload's checksum covers, in this order."""
+"""The fields that the payload's checksum covers, in this order; then those of `NUCLEI`, if there are any."""
+NUCLEI = ("nucleus_ids", "nucleus_offsets")
+"""The fields of a response that was sampled with top-k."""
 FETCHED_AT_ONCE = 8
 
 
@@ -31,7 +34,8 @@ class SamplePayload:
 
     prompt_ids: int32 [P]; response_ids: int32 [T]; behaviour_logprobs: float32 [T], natural logarithm of the
     probability with which each response token was drawn (after temperature and top-p);
-    spans: which policy version generated which response tokens, covering [0, T).
+    spans: which policy version generated which response tokens, covering [0, T);
+    nuclei: what each token was drawn from, over which its log-prob is normalised; None: the whole vocabulary.
     """
 
     prompt_ids: NDArray[np.int32]
@@ -40,10 +44,14 @@ class SamplePayload:
     text: str
     finish_reason: str
     spans: tuple[VersionSpan, ...]
+    nuclei: Nuclei | None = None
 
 
 def pack(payload: SamplePayload) -> dict[str, bytes]:
-    """The payload as fields of a Redis hash; arrays little-endian. Raises ValueError for unequal lengths."""
+    """The payload as fields of a Redis hash; arrays little-endian. Raises ValueError for unequal lengths.
+
+    Those of `NUCLEI` are there only if the response has them.
+    """
     if payload.response_ids.shape != payload.behaviour_logprobs.shape:
         raise ValueError(
             f"behaviour_logprobs: shape {payload.behaviour_logprobs.shape} is not valid: "
@@ -57,7 +65,11 @@ def pack(payload: SamplePayload) -> dict[str, bytes]:
         "finish_reason": payload.finish_reason.encode(),
         "spans": json.dumps([[span.version, span.start, span.end] for span in payload.spans]).encode(),
     }
-    sums = {"text_crc": _crc(fields["text"]), "crc": _crc(*(fields[name] for name in WHOLE))}
+    if payload.nuclei is not None:
+        payload.nuclei.check(payload.response_ids)
+        arrays = (payload.nuclei.ids, payload.nuclei.offsets)
+        fields |= {name: np.asarray(array, "<i4").tobytes() for name, array in zip(NUCLEI, arrays, strict=True)}
+    sums = {"text_crc": _crc(fields["text"]), "crc": _crc(*(fields[name] for name in WHOLE + NUCLEI if name in fields))}
     return fields | {name: str(value).encode() for name, value in sums.items()}
 
 
@@ -69,15 +81,21 @@ def _crc(*parts: bytes) -> int:
 def unpack(key: str, fields: dict[bytes, bytes]) -> SamplePayload:
     """The reverse of `pack`. Raises PayloadMissingError if a field is missing or was changed."""
     try:
-        if int(fields[b"crc"]) != _crc(*(fields[name.encode()] for name in WHOLE)):
+        covered = WHOLE + (NUCLEI if fields.keys() & {name.encode() for name in NUCLEI} else ())
+        if int(fields[b"crc"]) != _crc(*(fields[name.encode()] for name in covered)):
             raise ValueError("its checksum does not match")
+        response_ids, nuclei = np.frombuffer(fields[b"response_ids"], "<i4"), None
+        if covered != WHOLE:
+            nuclei = Nuclei(*(np.frombuffer(fields[name.encode()], "<i4") for name in NUCLEI))
+            nuclei.check(response_ids)
         return SamplePayload(
             prompt_ids=np.frombuffer(fields[b"prompt_ids"], "<i4"),
-            response_ids=np.frombuffer(fields[b"response_ids"], "<i4"),
+            response_ids=response_ids,
             behaviour_logprobs=np.frombuffer(fields[b"behaviour_logprobs"], "<f4"),
             text=fields[b"text"].decode(),
             finish_reason=fields[b"finish_reason"].decode(),
             spans=tuple(VersionSpan(version=v, start=start, end=end) for v, start, end in json.loads(fields[b"spans"])),
+            nuclei=nuclei,
         )
     except (KeyError, ValueError) as error:
         raise PayloadMissingError(f"payload {key} is missing or damaged: {error!r}") from error

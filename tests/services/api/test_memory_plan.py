@@ -2,18 +2,23 @@
 
 import asyncio
 import json
+from dataclasses import replace
 
 import httpx
+import numpy as np
 import pytest
 
 from services.api.app import create_app
-from services.contracts import RunState
+from services.contracts import RunState, nucleus_limit
 from services.sampler.service import SamplerService
 from services.settings import RecipeError, parse_recipe
+from services.streams.delivery.nucleus import Nuclei
+from services.streams.delivery.payloads import pack
 from services.streams.memory_bound import footprint, most_inflight_groups, with_prompts
 from services.streams.memory_plan import compare_loaded
 from tests.harness.small_run import recipe_document, service_context
 from tests.services.api.submitting import submitted
+from tests.services.driven import BODY
 
 RECIPE = recipe_document("/model")
 PLAN = footprint(parse_recipe(RECIPE)).total
@@ -64,6 +69,18 @@ def test_the_most_groups_that_fit_are_found_exactly():
         assert most_inflight_groups(recipe, need) == groups
     assert recipe.least_inflight_groups == 8
     assert most_inflight_groups(recipe, footprint(parse_recipe(with_groups(8))).total - 1) is None
+
+
+def test_the_plan_has_room_for_the_largest_nuclei():
+    """Each of the longest responses of a group in flight, as it is stored."""
+    tokens, top_k = 16, 20
+    plans = [footprint(parse_recipe(recipe_document("/model", rollout={"top_k": k}))) for k in (None, top_k)]
+    without, with_nuclei = (plan.parts["groups in flight"] for plan in plans)
+    ids = np.tile(np.arange(nucleus_limit(top_k), dtype=np.int32), tokens)
+    offsets = nucleus_limit(top_k) * np.arange(tokens + 1, dtype=np.int32)
+    largest = replace(BODY, response_ids=np.zeros(tokens, np.int32), behaviour_logprobs=np.zeros(tokens, np.float32))
+    stored = [sum(map(len, pack(body).values())) for body in (largest, replace(largest, nuclei=Nuclei(ids, offsets)))]
+    assert 0 <= stored[1] - stored[0] - (with_nuclei - without) / (32 * 4) <= 4
 
 
 async def test_a_plan_near_maxmemory_is_told(limited, run_id):

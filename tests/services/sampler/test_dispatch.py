@@ -7,12 +7,13 @@ from unittest.mock import AsyncMock
 import pytest
 from prometheus_client import REGISTRY
 
-from services.contracts import Cause, DeadLetter, Lane, SamplerState, Task
+from services.contracts import Cause, DeadLetter, Lane, Prompt, SamplerState, Task
 from services.sampler.data import PromptsExhaustedError, load_splits
 from services.sampler.groups import GroupTable
-from services.sampler.queue.dispatch import Dispatcher
+from services.sampler.queue.dispatch import Dispatcher, task_of
 from services.sampler.queue.starvation import Level
 from services.sampler.service import SamplerService
+from services.settings import parse_recipe
 from services.streams.connection.functions import RedisFullError
 from services.streams.delivery.consumer import Consumer, faulty_prompt
 from services.streams.keys import RunKeys
@@ -22,6 +23,13 @@ from services.streams.state.group_state import GroupTransitions
 from tests.harness.hand_fleet import DEADLINE_S, HandFleet, HandLearner, evaluated, running, until
 from tests.harness.small_run import recipe_document, service_context
 from verifier.service import VerifierService
+
+
+def test_a_task_is_sampled_as_the_recipe_says():
+    document = recipe_document("/model", rollout={"temperature": 0.8, "top_p": 0.7, "top_k": 20, "max_new_tokens": 9})
+    prompt = Prompt(id="p", messages=(), verifier="math", reference={})
+    drawn = task_of(parse_recipe(document), "g0", prompt).sampling
+    assert (drawn.temperature, drawn.top_p, drawn.top_k, drawn.max_new_tokens) == (0.8, 0.7, 20, 9)
 
 
 class Alternating:

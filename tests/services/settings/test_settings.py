@@ -139,8 +139,9 @@ from tests.harness.small_run import recipe_document
         ),
         (
             {"rollout": {"top_p": 0.9}},
-            ["rollout.top_p: 0.9 is not valid: expected 1.0 with limits.rollout_steps = 3"],
+            ["rollout.top_p: 0.9 is not valid: expected 1.0 with rollout.top_k = null, or a top_k"],
         ),
+        ({"rollout": {"top_k": 1025}}, ["rollout.top_k: 1025 is not valid: expected a number less than or equal to"]),
         (
             {"algorithm": {"preset": "dapo-verl"}, "limits": {"groups_per_step": 16}},
             ["limits.max_inflight_groups: 32 is not", "generation_batch_factor + max_staleness + 1) = 64"],
@@ -246,7 +247,8 @@ def test_defaults_are_the_paper_s():
     assert Recipe.model_validate(bare) == parse_recipe(bare)
 
 
-def test_an_evaluation_may_set_any_top_p():
+def test_top_p_needs_top_k_only_for_training():
     """A run without rollout steps trains on nothing; `evaluation.top_p` applies to no response that is trained."""
+    parse_recipe(recipe_document("/model", rollout={"top_p": 0.9, "top_k": 20}))
     parse_recipe(recipe_document("/model", rollout={"top_p": 0.9}, limits={"rollout_steps": 0}))
     assert parse_recipe(recipe_document("/model", evaluation={"top_p": 0.5})).evaluation.top_p == 0.5

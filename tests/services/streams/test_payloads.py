@@ -1,11 +1,13 @@
 """Payloads on a real server: a read returns them as written, or names them as damaged."""
 
+import re
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from services.contracts import Lane
+from services.streams.delivery.nucleus import Nuclei
 from services.streams.delivery.payloads import PayloadMissingError, fetch, fetch_texts, pack, unpack
 from services.streams.keys import RunKeys
 from services.streams.state.group_state import Effect
@@ -43,9 +45,49 @@ async def test_samples_published_together_keep_their_payloads(redis, keys):
     assert not damaged
 
 
-@pytest.mark.parametrize("field", pack(BODY))
+NUCLEI = Nuclei(np.array([8, 3, 9], np.int32), np.array([0, 2, 3], np.int32))
+DRAWN = replace(BODY, nuclei=NUCLEI)
+"""Token 8 was drawn from 8 and 3, token 9 was the only one."""
+
+
+async def test_nuclei_survive_the_round_trip_and_are_optional(redis, keys):
+    """A payload without them has the fields that earlier releases wrote."""
+    assert pack(DRAWN).keys() - pack(BODY).keys() == {"nucleus_ids", "nucleus_offsets"}
+    names = [keys.payload("g0", 0), keys.payload("g0", 1)]
+    for name, body in zip(names, (BODY, DRAWN), strict=True):
+        await redis.hset(name, mapping=pack(body))
+    whole, _ = await fetch(redis, names)
+    assert whole[names[0]].nuclei is None
+    np.testing.assert_array_equal(whole[names[1]].nuclei.ids, [8, 3, 9])
+    np.testing.assert_array_equal(whole[names[1]].nuclei.offsets, [0, 2, 3])
+
+
+@pytest.mark.parametrize(
+    ("ids", "offsets", "message"),
+    [
+        ([8, 9], [0, 2], "nuclei: 1 are not valid: expected 2, one per response token"),
+        ([8, 9], [0, 0, 2], "nuclei: these offsets are not valid: expected 2 ids, at least 1 per token"),
+        ([8, 9], [0, 1, 3], "nuclei: these offsets are not valid: expected 2 ids"),
+        ([8, 9], [1, 1, 2], "nuclei: these offsets are not valid: expected 2 ids"),
+        ([8, -1, 9], [0, 2, 3], "nuclei: the id -1 is not valid: expected a token id"),
+        ([8, 3, 7], [0, 2, 3], "nuclei: that of token 1 is not valid: expected the drawn token in it, once"),
+        ([8, 8, 9], [0, 2, 3], "nuclei: that of token 0 is not valid: expected the drawn token in it, once"),
+    ],
+)
+def test_nuclei_that_contradict_their_response_are_refused(ids, offsets, message):
+    wrong = replace(BODY, nuclei=Nuclei(np.array(ids, np.int32), np.array(offsets, np.int32)))
+    with pytest.raises(ValueError, match=re.escape(message)):
+        pack(wrong)
+    with pytest.MonkeyPatch.context() as unchecked:
+        unchecked.setattr(Nuclei, "check", lambda *_: None)
+        packed = pack(wrong)
+    with pytest.raises(PayloadMissingError, match=re.escape(message)):
+        unpack("p", {name.encode(): value for name, value in packed.items()})
+
+
+@pytest.mark.parametrize("field", pack(DRAWN))
 async def test_a_payload_that_lost_a_bit_or_a_field_is_detected(redis, keys, field):
-    key, packed = keys.payload("g0", 0), pack(BODY)
+    key, packed = keys.payload("g0", 0), pack(DRAWN)
     for fields in (packed | {field: bytes([packed[field][0] ^ 1]) + packed[field][1:]}, packed | {field: b""}):
         stored = {name.encode(): value for name, value in fields.items()}
         await redis.hset(key, mapping=stored)
