@@ -99,7 +99,6 @@ async def test_log_probs_follow_consecutive_versions(replica: Replica, policies:
     assert np.abs(difference).max() > 1  # the versions differ enough for the comparison to be meaningful
 
 
-@pytest.mark.conformance(formula="behaviour = learner's log-probs over the nucleus", setting="top_p, top_k")
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 async def test_the_learner_s_log_probs_of_nuclei_are_the_engine_s(
     replica: Replica, policies: dict[int, Policy], temperature: float
