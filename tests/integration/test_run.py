@@ -141,6 +141,21 @@ def test_a_run_starts_from_an_export(stack, finished_run, questions):
     assert [step["effective_sample_size"] for step in metrics] == pytest.approx([1.0, 1.0], abs=1e-6)
 
 
+@pytest.mark.timeout(900)
+def test_a_run_with_top_p_agrees_on_log_probs_and_replays(stack, tiny_model, questions):
+    """The learner's log-probs are those of the engine's nuclei, and the archive keeps what a replay needs of them."""
+    recipe = document(tiny_model, questions, max_staleness=0, steps=2)
+    recipe["rollout"].update(top_p=0.7, top_k=20)
+    run = stack.submit(recipe)
+    view = stack.until(run, lambda view: view["state"] == "succeeded", "success")
+    check_reconciled(view, summary_of(stack, run), 2)
+    metrics = [step["metrics"] for step in stack.steps(run)]
+    assert [step["mismatch_kl"] for step in metrics] == pytest.approx([0.0, 0.0], abs=5e-9)  # (1e-4)^2 / 2
+    command = [Path(sys.executable).parent / "penstock", "replay", run, "2", "--runs", stack.folder]
+    replayed = subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=300)
+    assert replayed.returncode == 0, replayed.stdout + replayed.stderr
+
+
 @pytest.mark.timeout(600)
 def test_run_with_two_learner_ranks_and_cancel(stack, tiny_model, questions):
     recipe = document(tiny_model, questions, max_staleness=1, steps=50)
