@@ -51,6 +51,7 @@ class HubServer:
     replaced: dict[bytes, bytes] = field(default_factory=dict)
     requests: list[str] = field(default_factory=list)
     leaked: list[str] = field(default_factory=list)
+    on_listing: Callable[[], None] = lambda: None
     on_transfer: Callable[[], None] = lambda: None
     port: int = 0
 
@@ -150,6 +151,7 @@ class _Handler(BaseHTTPRequestHandler):
         if what == "revision":
             self._send_json({"id": f"{org}/{name}", "sha": commit, "siblings": [], "tags": [], "downloads": 0})
         else:
+            self.hub.on_listing()
             self._send_json([_entry(name, content) for name, content in files.items()])
 
     def _resolve(self, path: str) -> None:

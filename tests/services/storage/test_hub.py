@@ -144,7 +144,7 @@ def test_a_busy_hub_is_asked_again(hub: HubServer, files: dict[str, bytes], tmp_
     def become_busy() -> None:
         hub.statuses, later[:] = hub.statuses + later, []
 
-    hub.on_transfer = become_busy
+    hub.on_listing = become_busy
     assert pin(tmp_path)
     assert hub.statuses == later == []
 
