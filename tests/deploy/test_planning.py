@@ -180,4 +180,4 @@ def test_diff_prints_values_and_sources() -> None:
     assert "algorithm.clip_high" not in lines, "equal settings must not be printed"
     assert "10.0" in lines["algorithm.dual_clip"]
     assert "clip_ratio_c=10.0" in found.output
-    assert CliRunner().invoke(app, ["algorithm", "diff", "dapo", "ppo"]).exit_code == 2
+    assert CliRunner().invoke(app, ["algorithm", "diff", "dapo", "reinforce"]).exit_code == 2
