@@ -37,7 +37,7 @@ DAPO: dict[str, Setting] = {
     "algorithm.reduction": Setting("token", f"{PAPER} 3.3; Eq. 8 as printed is group_token, {CODE} is token"),
     "algorithm.advantage": Setting("group_std", f"{PAPER} Eq. 9 writes std(); n - 1 as in {CODE}"),
     "algorithm.proximal": Setting("recomputed", f"{PAPER} Eq. 8: pi_old at the start of the rollout step"),
-    "algorithm.correction": Setting("auto", f"{CHOICE}: the paper is exact; truncated IS unless both sides are"),
+    "algorithm.correction": Setting("auto", f"{CHOICE}: the paper has none; truncated IS unless exact and on-policy"),
     "algorithm.kl_coefficient": Setting(0.0, f"{PAPER} 2.3: KL removed"),
     "algorithm.entropy_coefficient": Setting(0.0, f"{PAPER} Eq. 8 has none; {SCRIPT}: entropy_coeff=0"),
     "algorithm.overlong.filtering": Setting(False, f"{PAPER} 3.4: replaced by soft punishment in the final row"),
