@@ -155,7 +155,7 @@ def accumulated(policy: PolicyModel, work: list[MicroBatch], settings: LossSetti
     reference = reference_of(policy) if settings.kl_coefficient else None
     policy.zero_grad()
     for batch in work:
-        logprobs, entropy = policy(**inputs(batch))
+        logprobs, entropy, _ = policy(**inputs(batch))
         before = batch.data.behaviour if case.algorithm.get("proximal") == "behaviour" else logprobs.detach()
         before = shifted(batch.data.behaviour) if case.given_proximal else before
         with torch.no_grad():

@@ -69,10 +69,13 @@ def renormalised(logits: torch.Tensor, temperature: float) -> tuple[torch.Tensor
 
 
 @pytest.mark.conformance(formula="log p(o_t) - log sum of p over the nucleus", setting="rollout.top_p, rollout.top_k")
-@pytest.mark.parametrize("chunks", [None, 1, 3, 9])
+@pytest.mark.parametrize("chunk_tokens", [1, 3, 256])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("entropy_gradient", [False, True])
-def test_nuclei_renormalise(chunks: int | None, dtype: torch.dtype, entropy_gradient: bool) -> None:
+def test_nuclei_renormalise(
+    chunk_tokens: int, dtype: torch.dtype, entropy_gradient: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("learner.algorithm.logprobs.CHUNK_TOKENS", chunk_tokens)
     torch.manual_seed(0)
     head = torch.nn.Linear(5, 11, bias=False, dtype=dtype)
     hidden = torch.randn(7, 5, dtype=dtype, requires_grad=True)
@@ -80,7 +83,7 @@ def test_nuclei_renormalise(chunks: int | None, dtype: torch.dtype, entropy_grad
     nuclei = torch.tensor([part + [-1] * (longest - len(part)) for part in NUCLEI], dtype=torch.int32)
     targets = torch.tensor([part[-1] for part in NUCLEI])
     options = {"entropy_gradient": entropy_gradient, "nuclei": nuclei}
-    found, entropy = token_logprobs(hidden, targets, head, 0.5, chunks, **options)
+    found, entropy = token_logprobs(hidden, targets, head, 0.5, **options)
     expected, entropies = renormalised(head(hidden), 0.5)
     tolerance = TOLERANCE[dtype]
     assert (found.dtype, entropy.requires_grad) == (dtype, entropy_gradient)

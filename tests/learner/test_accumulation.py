@@ -49,7 +49,7 @@ def added_up(trainer: Trainer, folder: Path, data: tuple[Batch, dict[str, Sample
     [work] = trainer._micro_batches(trainer.plan(batch), payloads)
     assert len(work) == 64
     for part in work:
-        found, entropy = model(**inputs(part))
+        found, entropy, _ = model(**inputs(part))
         loss = token_loss(found, entropy, found.detach(), part.data, trainer._loss).loss
         for name, gradient in zip(names, torch.autograd.grad(loss, list(model.parameters())), strict=True):
             exact[name] = exact.get(name, 0) + gradient.double()

@@ -126,8 +126,9 @@ def test_the_update_is_that_of_stage_0(dtype: str, results: Results) -> None:
     certain = []
     for name in gradients[0]:
         weights = whole[f"weight.{name}"].double()
-        apart = (cut[f"weight.{name}"].double() - weights).abs()
-        rounding = 2 * unit(getattr(torch, dtype)) * weights.abs()
+        others = cut[f"weight.{name}"].double()
+        apart = (others - weights).abs()
+        rounding = 2 * unit(getattr(torch, dtype)) * torch.maximum(weights.abs(), others.abs())
         smaller = torch.minimum(gradients[0][name] * gradients[1][name].sign(), gradients[1][name].abs())
         same = (smaller > CERTAIN) | ((gradients[0][name] == 0) & (gradients[1][name] == 0))
         # Adam's epsilon of 1e-8 is a thousandth of the gradient at most.

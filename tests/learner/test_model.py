@@ -77,7 +77,7 @@ def test_a_sliding_window_model_does_not_share_prompts(tiny_model: Path) -> None
 
 def test_a_head_that_does_more_than_a_product_is_rejected(tiny_model: Path) -> None:
     policy = load_policy(tiny_model, "float32", 1.0)
-    policy.causal_lm.lm_head.register_forward_hook(lambda module, given, logits: logits * given[0].shape[0])
+    policy.causal_lm.lm_head.register_forward_hook(lambda module, given, logits: 2 * logits)
     with pytest.raises(ValueError, match="LlamaForCausalLM is not valid"):
         can_share_prompts(policy)
 

@@ -11,7 +11,7 @@ import torch
 from learner.rank.batch_training import BatchTraining
 from learner.rank.context import RankContext
 from learner.training.minibatches import MiniBatch, plan_step
-from learner.training.trainer import Trained
+from learner.training.results import Trained
 from services.contracts import Batch
 from services.streams.delivery.payloads import SamplePayload, pack
 from services.streams.keys import RunKeys
@@ -21,7 +21,7 @@ from tests.learner.running import draw_batch
 
 
 def plan(batch: Batch) -> list[MiniBatch]:
-    return plan_step(batch, 2, "token", 2, longest=16)
+    return plan_step(batch, 2, "token", 2, longest=16, row_tokens=0)
 
 
 async def test_rank_1_trains_its_own_share(redis: Any, run_id: str) -> None:
@@ -31,7 +31,7 @@ async def test_rank_1_trains_its_own_share(redis: Any, run_id: str) -> None:
         await redis.hset(key, mapping=pack(payload))
     given: list[tuple[list[MiniBatch], dict[str, SamplePayload]]] = []
 
-    def train(plans: list[MiniBatch], own: dict[str, SamplePayload]) -> Trained:
+    def train(plans: list[MiniBatch], own: dict[str, SamplePayload], version: int | None) -> Trained:
         given.append((plans, own))
         return Trained({}, ())
 
