@@ -12,7 +12,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
+from learner.training.loading import Place, Placed, whole
 from learner.training.policy import PolicyModel
 from services.settings import LearnerSettings
 
@@ -26,11 +28,8 @@ def prepare_environment() -> None:
     os.environ.setdefault("LOCAL_RANK", "0")
 
 
-def training_engine(policy: PolicyModel, learner: LearnerSettings, value_rate: float) -> Any:
-    """Create the DeepSpeed engine that trains `policy` with AdamW. Collective: every rank creates one.
-
-    `value_rate`: the learning rate of a value head, whose parameters are the optimizer's second group.
-    """
+def _deepspeed() -> Any:
+    """The library, prepared for the process group that exists now."""
     import deepspeed
     import deepspeed.comm.comm as deepspeed_comm
 
@@ -40,6 +39,41 @@ def training_engine(policy: PolicyModel, learner: LearnerSettings, value_rate: f
         vars(deepspeed.ops)["__compatible_ops__"] = {}
     # The backend of a previous engine in this process still refers to its destroyed group.
     deepspeed_comm.cdb = None
+    return deepspeed
+
+
+def place(learner: LearnerSettings, device: torch.device) -> Place:
+    """Where the engines below want the parameters of a network: whole on `device`, or at stage 3 this rank's part.
+
+    At stage 3 the result is collective, and every rank gives it the same parameters in the same order.
+    """
+    if learner.zero_stage < 3:
+        return whole(device)
+    deepspeed = _deepspeed()
+
+    class Partition(deepspeed.zero.Init):  # type: ignore[name-defined, misc]
+        """Cuts parameters that have no values yet."""
+
+        def _zero_init_param(self, param: Any) -> None:
+            # That of DeepSpeed also broadcasts the values of rank 0, which do not exist yet.
+            self._convert_to_deepspeed_param(param)
+            param.partition()
+
+    def partition(empty: nn.Parameter) -> Placed:
+        parameter: Any = nn.Parameter(torch.empty_like(empty, device=device), empty.requires_grad)
+        Partition(module=nn.ParameterList([parameter]))
+        part = parameter.ds_tensor
+        return Placed(parameter, part, parameter.ds_zero_partition_rank * part.numel())
+
+    return partition
+
+
+def training_engine(policy: PolicyModel, learner: LearnerSettings, value_rate: float) -> Any:
+    """Create the DeepSpeed engine that trains `policy` with AdamW. Collective: every rank creates one.
+
+    `value_rate`: the learning rate of a value head, whose parameters are the optimizer's second group.
+    """
+    deepspeed = _deepspeed()
     if learner.dtype == "float64":
         _admit_float64()
     _gather_head_once(policy, learner)

@@ -13,17 +13,18 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM
 
 from learner.algorithm.logprobs import token_logprobs
 from learner.training.float64 import keep_float64
-from learner.training.minibatches import MicroBatch, micro_batches
+from learner.training.loading import Place, load_network, whole
+from learner.training.minibatches import SHARED_ROW_TOKENS, MicroBatch, micro_batches
 from learner.training.shares import PlannedSample
 from services.streams.delivery.payloads import SamplePayload
 
 log = logging.getLogger(__name__)
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
+CPU = torch.device("cpu")
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.bfloat16: 0.25}
 """The largest deviation of a log-prob (nats) that rounding can explain, by the dtype of the weights."""
 
@@ -75,8 +76,8 @@ class PolicyOutput(NamedTuple):
 class ValueHead(nn.Linear):
     """A linear head that predicts the reward of a response at each of its tokens. Without an update it predicts 0."""
 
-    def __init__(self, width: int, dtype: torch.dtype) -> None:
-        super().__init__(width, 1, bias=False, dtype=dtype)
+    def __init__(self, width: int, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__(width, 1, bias=False, dtype=dtype, device=device)
         nn.init.zeros_(self.weight)
 
     def forward(self, hidden: Tensor) -> Tensor:
@@ -133,10 +134,10 @@ class PolicyModel(nn.Module):
         logprobs, entropies = self.head(wanted, targets, nuclei)
         return PolicyOutput(logprobs, entropies, None if self.value_head is None else self.value_head(wanted))
 
-    def add_value_head(self) -> None:
+    def add_value_head(self, device: torch.device) -> None:
         """Return values too from now on."""
         embeddings = self.causal_lm.get_input_embeddings()
-        self.value_head = ValueHead(embeddings.embedding_dim, embeddings.weight.dtype)
+        self.value_head = ValueHead(embeddings.embedding_dim, embeddings.weight.dtype, device)
 
 
 def inputs(batch: MicroBatch) -> dict[str, Any]:
@@ -159,13 +160,16 @@ def load_policy(
     entropy_gradient: bool = False,
     activation_checkpointing: bool = False,
     head_dtype: str | None = None,
+    device: torch.device = CPU,
+    place: Place | None = None,
 ) -> PolicyModel:
-    """Load a Hugging Face folder to the CPU, without dropout, so that two passes over a token agree.
+    """Load a Hugging Face folder to `device`, without dropout, so that two passes over a token agree.
 
-    `head_dtype`: as in `model.head_dtype`. With `activation_checkpointing`, each layer keeps only its input and runs
-    again in the backward pass. Raises ValueError for an architecture that does not support it.
+    `head_dtype`: as in `model.head_dtype`. `place` says what this process keeps of each parameter, by default all of
+    it; collective if `place` is. With `activation_checkpointing`, each layer keeps only its input and runs again in the
+    backward pass. Raises ValueError for an architecture that does not support it.
     """
-    causal_lm = AutoModelForCausalLM.from_pretrained(folder, dtype=DTYPES[dtype], attn_implementation="sdpa")
+    causal_lm = load_network(folder, DTYPES[dtype], device, place or whole(device))
     _switch_off_dropout(causal_lm)
     if dtype == "float64":
         keep_float64(causal_lm)
@@ -202,12 +206,15 @@ def _checkpoint_activations(causal_lm: Any) -> None:
 def can_share_prompts(policy: PolicyModel) -> bool:
     """Whether this architecture gives a response the same log-probs in a shared row as in a row of its own.
 
-    Recurrent and sliding-window models do not. Raises ValueError if even plain rows differ from the model's own logits:
-    then its head is more than a matrix product, and training would be wrong.
+    Recurrent models do not, nor those with a sliding window that is shorter than such a row. Raises ValueError if even
+    plain rows differ from the model's own logits: then its head is more than a matrix product, and training would be
+    wrong. At ZeRO stage 3 it is collective, and needs the policy's engine, which gathers parameters.
     """
     vocabulary = policy.causal_lm.get_input_embeddings().num_embeddings
+    device = next(policy.parameters()).device
     draw = np.random.default_rng(0)
-    prompt = draw.integers(0, vocabulary, 5, dtype=np.int32)
+    tokens = min(5 + _window(policy.causal_lm.config), SHARED_ROW_TOKENS - 8)
+    prompt = draw.integers(0, vocabulary, tokens, dtype=np.int32)
     answers = [draw.integers(0, vocabulary, size, dtype=np.int32) for size in (3, 4)]
     expected = torch.cat([_reference(policy, prompt, answer) for answer in answers])
     payloads = {
@@ -217,8 +224,8 @@ def can_share_prompts(policy: PolicyModel) -> bool:
     share = [PlannedSample(key, "g", len(payload.response_ids), 1.0, 1.0) for key, payload in payloads.items()]
     deviations = {}
     for shared in (False, True):
-        batches = micro_batches(share, payloads, 64, share_prompts=shared)
-        found = [policy(**inputs(batch))[0] for batch in batches]
+        batches = micro_batches(share, payloads, 2 * SHARED_ROW_TOKENS, share_prompts=shared)
+        found = [policy(**inputs(batch.to(device, policy.token_dtype)))[0] for batch in batches]
         # Plain rows are sorted by length, so both layouts are brought into one order before the comparison.
         deviations[shared] = float((torch.cat(found).sort().values - expected.sort().values).abs().max())
     tolerance = TOLERANCE[next(policy.parameters()).dtype]
@@ -234,8 +241,15 @@ def can_share_prompts(policy: PolicyModel) -> bool:
     return deviations[True] <= tolerance
 
 
+def _window(config: Any) -> int:
+    """The tokens that a layer attends to at most, if a shared row may hold more; else 0."""
+    windows = [getattr(config, name, None) or 0 for name in ("sliding_window", "attention_chunk_size")]
+    return max((window for window in windows if window < SHARED_ROW_TOKENS), default=0)
+
+
 def _reference(policy: PolicyModel, prompt: np.ndarray, answer: np.ndarray) -> Tensor:
-    ids = torch.from_numpy(np.concatenate([prompt, answer]).astype(np.int64)).unsqueeze(0)
+    device = next(policy.parameters()).device
+    ids = torch.from_numpy(np.concatenate([prompt, answer]).astype(np.int64)).unsqueeze(0).to(device)
     logits = policy.causal_lm(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1].to(policy.token_dtype)
     logprobs = torch.log_softmax(logits / policy.temperature, -1)
     return logprobs.gather(-1, ids[0, len(prompt) :, None]).squeeze(-1)

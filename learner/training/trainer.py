@@ -20,7 +20,7 @@ import torch.distributed as dist
 from learner.algorithm.loss import HISTOGRAMS, SUMS, LossSettings, TokenLoss, token_loss
 from learner.algorithm.parity import EngineComparison
 from learner.algorithm.ratios import BINS
-from learner.training.deepspeed_engine import frozen, prepare_environment, training_engine
+from learner.training.deepspeed_engine import frozen, place, prepare_environment, training_engine
 from learner.training.minibatches import (
     MicroBatch,
     MiniBatch,
@@ -80,17 +80,26 @@ class Trainer:
             entropy_gradient=self._loss.entropy_coefficient > 0,
             activation_checkpointing=recipe.learner.activation_checkpointing,
             head_dtype=recipe.model.head_dtype,
+            device=ranks.device,
+            place=place(recipe.learner, ranks.device),
         )
-        self._share_prompts = can_share_prompts(policy)
         self._token_dtype = policy.token_dtype
         if recipe.algorithm.advantage == "gae":
-            policy.add_value_head()
+            policy.add_value_head(ranks.device)
         self._engine = training_engine(policy, recipe.learner, recipe.algorithm.value.learning_rate)
         self._rates = [group["lr"] for group in self._engine.optimizer.param_groups]
+        # At stage 3 only the engine can run the policy, because it gathers the parameters.
+        self._share_prompts = can_share_prompts(policy)
         self._reference: Any = None
         if self._loss.kl_coefficient > 0:
-            dtype, head_dtype = recipe.learner.dtype, recipe.model.head_dtype
-            initial = load_policy(folder, dtype, recipe.rollout.temperature, head_dtype=head_dtype)
+            initial = load_policy(
+                folder,
+                recipe.learner.dtype,
+                recipe.rollout.temperature,
+                head_dtype=recipe.model.head_dtype,
+                device=ranks.device,
+                place=place(recipe.learner, ranks.device),
+            )
             self._reference = frozen(initial, recipe.learner, ranks.device)
         self._start = StepStart(
             self._engine,
