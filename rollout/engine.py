@@ -119,6 +119,7 @@ def _engine_arguments(recipe: Recipe, model_path: str, replica: str, block_size:
     """AsyncEngineArgs of the recipe (vLLM 0.32)."""
     rollout = recipe.rollout
     arguments = {
+        **rollout.engine,
         "model": model_path,
         "dtype": rollout.dtype,
         "seed": engine_seed(recipe.seed, replica),
@@ -181,7 +182,13 @@ class RolloutEngine:
                 from vllm.v1.engine.async_llm import AsyncLLM
 
                 arguments = _engine_arguments(recipe, model_path, replica, block_size)
-                return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
+                try:
+                    return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
+                except (TypeError, ValueError) as error:
+                    if recipe.rollout.engine:
+                        given = ", ".join(f"rollout.engine.{name}" for name in recipe.rollout.engine)
+                        raise EngineError(f"vLLM does not start with {given}: {error}") from error
+                    raise
 
         # In another thread: the event loop has to send heartbeats.
         llm = await asyncio.to_thread(build)

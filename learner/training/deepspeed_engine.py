@@ -59,9 +59,12 @@ def place(learner: LearnerSettings, device: torch.device) -> Place:
             self._convert_to_deepspeed_param(param)
             param.partition()
 
+    # The default is the device.
+    remote = {"remote_device": "cpu", "pin_memory": _pinned()} if learner.offload_parameters else {}
+
     def partition(empty: nn.Parameter) -> Placed:
         parameter: Any = nn.Parameter(torch.empty_like(empty, device=device), empty.requires_grad)
-        Partition(module=nn.ParameterList([parameter]))
+        Partition(module=nn.ParameterList([parameter]), **remote)
         part = parameter.ds_tensor
         return Placed(parameter, part, parameter.ds_zero_partition_rank * part.numel())
 
@@ -148,14 +151,23 @@ def _precision(learner: LearnerSettings) -> dict[str, Any]:
     return {"bf16": {"enabled": learner.dtype == "bfloat16", "check_grad_overflow": True}}
 
 
+def _pinned() -> bool:
+    """Whether host memory is pinned, from which a GPU copies faster."""
+    return torch.cuda.is_available()
+
+
 def _zero(learner: LearnerSettings) -> dict[str, Any]:
+    given = dict(learner.deepspeed)
+    sections: dict[str, Any] = {"stage": learner.zero_stage, "overlap_comm": False, "contiguous_gradients": True}
+    if learner.offload_parameters:
+        sections["offload_param"] = {"device": "cpu", "pin_memory": _pinned()}
     return {
         # Placeholders: the real sizes vary, and the trainer sets each accumulation boundary itself.
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,
         "steps_per_print": 2**31,
-        "zero_optimization": {"stage": learner.zero_stage, "overlap_comm": False, "contiguous_gradients": True},
-    }
+        "zero_optimization": sections | given.pop("zero_optimization", {}),
+    } | given
 
 
 def _accumulation(learner: LearnerSettings) -> dict[str, Any]:
@@ -185,9 +197,10 @@ def _config(learner: LearnerSettings) -> dict[str, Any]:
     }
     # Without ZeRO the trainer clips the gradient, because the engine would not report its norm.
     clip = learner.gradient_clip if learner.zero_stage else 0.0
-    return (
-        _precision(learner)
-        | _zero(learner)
-        | _accumulation(learner)
-        | {"optimizer": optimizer, "gradient_clipping": clip}
-    )
+    config = _precision(learner) | _zero(learner) | _accumulation(learner)
+    config |= {"optimizer": optimizer, "gradient_clipping": clip}
+    if learner.offload_optimizer:
+        config["zero_optimization"]["offload_optimizer"] = {"device": "cpu", "pin_memory": _pinned()}
+        # DeepSpeed's own Adam for hosts is compiled at start.
+        config["zero_force_ds_cpu_optimizer"] = False
+    return config

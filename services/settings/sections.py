@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 
 from services.contracts import MOST_TOP_K
 from services.settings.base import Positive, Section
+from services.settings.engines import EngineArguments, deepspeed_fault, vllm_fault
 from services.settings.faults import invalid, shown
 from services.settings.sampling import DynamicSamplingSettings
 from services.settings.value import ValueSettings
@@ -165,6 +166,7 @@ class RolloutSettings(Section):
     0: on CPU; a share below 1, for a replica of one worker: others may have the rest of its device. `top_p` below
     1 needs `top_k`, unless the run only evaluates: each sample then has what its tokens were drawn from, at most about
     `top_k` ids of 4 bytes per token.
+    `engine`: further arguments of vLLM's AsyncEngineArgs that change only speed or memory.
     """
 
     replicas: Positive = 1
@@ -180,6 +182,13 @@ class RolloutSettings(Section):
     threads: Positive = 1
     cpus: Annotated[float, Field(ge=0)] = 1.0
     gpus: Annotated[float, Field(ge=0)] = 0.0
+    engine: EngineArguments = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _known_arguments(self) -> RolloutSettings:
+        if fault := vllm_fault(self.engine):
+            raise ValueError(fault)
+        return self
 
 
 class LearnerSettings(Section):
@@ -193,6 +202,9 @@ class LearnerSettings(Section):
     With `checkpoint_every` 0 none is written: a restarted learner trains every archived batch again.
     `max_non_finite_steps` optimizer steps in a row without a finite gradient fail the run.
     `gpus`: per rank, 0 (on CPU) or 1; a single rank may have a share below 1.
+    `offload_optimizer` keeps master weights and Adam's moments in the host's memory and updates them there;
+    `offload_parameters` keeps the parts of the weights there that a rank holds between their uses.
+    `deepspeed`: further arguments of DeepSpeed that change only speed or memory.
     """
 
     ranks: Positive = 1
@@ -211,12 +223,27 @@ class LearnerSettings(Section):
     threads: Positive = 1
     cpus: Annotated[float, Field(ge=0)] = 1.0
     gpus: Annotated[float, Field(ge=0)] = 0.0
+    offload_optimizer: bool = False
+    offload_parameters: bool = False
+    deepspeed: EngineArguments = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _precision_of_zero(self) -> LearnerSettings:
         if self.dtype == "float64" and self.zero_stage:
             expected = "0 with dtype = 'float64', because ZeRO keeps its weights in float32"
             raise ValueError(invalid("zero_stage", self.zero_stage, expected))
+        return self
+
+    @model_validator(mode="after")
+    def _memory_of_zero(self) -> LearnerSettings:
+        if self.offload_optimizer and not self.zero_stage:
+            expected = "false with zero_stage = 0, where each rank updates all weights on its device"
+            raise ValueError(invalid("offload_optimizer", True, expected))
+        if self.offload_parameters and self.zero_stage < 3:
+            expected = f"false with zero_stage = {self.zero_stage}: only 3 cuts the weights into parts"
+            raise ValueError(invalid("offload_parameters", True, expected))
+        if fault := deepspeed_fault(self.deepspeed):
+            raise ValueError(fault)
         return self
 
 
