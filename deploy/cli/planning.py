@@ -1,6 +1,7 @@
-"""Owns the estimate of what a recipe needs: GPU memory, KV cache, bytes per weight sync, time per rollout step.
+"""Owns the estimate of what a recipe needs: KV cache, bytes per weight sync, time per rollout step.
 
-Must not measure: throughputs are given by the caller, and every formula names its source.
+Must not measure: throughputs are given by the caller, and every formula names its source. A learner rank checks its own
+memory before it loads anything, so that estimate is in learner/model/memory.py.
 """
 
 from __future__ import annotations
@@ -8,13 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from random import Random
 
+from learner.model.memory import BYTES
 from learner.model.shape import ModelShape
 from services.settings import Recipe, resource_requests
 
 GIB = 2**30
-BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
-LOGIT_COPIES = 3
-"""Float32 arrays of [chunk, vocabulary] alive at once in the backward pass: logits, softmax, their gradient."""
 
 
 @dataclass(frozen=True)
@@ -29,70 +28,6 @@ class Throughput:
     link: float
     survival: float
     response_tokens: float
-
-
-@dataclass(frozen=True)
-class LearnerMemory:
-    """Bytes on one rank's device at one ZeRO stage; at stage 3 `parameters` includes one whole gathered layer."""
-
-    stage: int
-    parameters: float
-    gradients: float
-    optimizer: float
-    reference: float
-    activations: float
-
-    @property
-    def total(self) -> float:
-        """The sum, in bytes."""
-        return self.parameters + self.gradients + self.optimizer + self.reference + self.activations
-
-
-def learner_memory(recipe: Recipe, shape: ModelShape, stage: int) -> LearnerMemory:
-    """One rank's memory at ZeRO `stage` (arXiv 1910.02054, figure 1: parameters, gradients, Adam's states).
-
-    Adam keeps two float32 moments. Float32 master weights are added where the weights are 16 bits wide, and always at
-    stages 1 to 3, where DeepSpeed copies its partition. Gradients of 16-bit weights add up in
-    float32 at stages 1 to 3; at stage 1 those of the current micro-batch are beside the sum. The reference model is
-    counted only with a KL term.
-    """
-    size, ranks, P = BYTES[recipe.learner.dtype], recipe.learner.ranks, shape.parameters
-    state = max(4, size)
-    master = state if size < 4 or stage >= 1 else 0
-    share = {0: (1, 1, 1), 1: (1, 1, ranks), 2: (1, ranks, ranks), 3: (ranks, ranks, ranks)}[stage]
-    frozen = size * P / share[0] if recipe.algorithm.kl_coefficient > 0 else 0.0
-    gradient = state + (size if stage == 1 else 0) if size < 4 and stage else size
-    # At stage 3 every rank gathers one whole layer at a time.
-    gathered = size * P / shape.layers if stage == 3 else 0.0
-    return LearnerMemory(
-        stage=stage,
-        parameters=size * P / share[0] + gathered,
-        gradients=gradient * P / share[1],
-        optimizer=(2 * state + master) * P / share[2],
-        reference=frozen,
-        activations=activation_bytes(recipe, shape),
-    )
-
-
-def activation_bytes(recipe: Recipe, shape: ModelShape) -> float:
-    """Bytes of activations for one micro-batch, which holds at least one whole sample, and one chunk of logits.
-
-    34 bytes per token, layer and hidden unit at 16 bits (arXiv 2205.05198, Eq. 1 without the attention scores, which
-    are not kept). With checkpointing: every layer's input, and the activations inside one layer. With a float32 head on
-    16-bit weights: its copy.
-    """
-    from learner.algorithm.logprobs import CHUNK_TOKENS
-
-    size = BYTES[recipe.learner.dtype]
-    tokens = max(recipe.learner.micro_batch_tokens, recipe.max_prompt_tokens + recipe.rollout.max_new_tokens)
-    per_layer = 17 * size * tokens * shape.hidden
-    kept = size * tokens * shape.hidden
-    checkpointed = recipe.learner.activation_checkpointing
-    layers = kept * shape.layers + per_layer if checkpointed else per_layer * shape.layers
-    # A float32 head on 16-bit weights is a copy, and has a gradient of its own until it is rounded.
-    copied = recipe.model.head_dtype is not None and size < 4
-    head = 2 * 4 * shape.hidden * shape.vocabulary if copied else 0
-    return layers + LOGIT_COPIES * 4 * CHUNK_TOKENS * shape.vocabulary + head
 
 
 @dataclass(frozen=True)

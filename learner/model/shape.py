@@ -19,7 +19,10 @@ from services.storage.places import is_remote
 
 @dataclass(frozen=True)
 class ModelShape:
-    """`parameters`: elements, with tied tensors counted once. `kv_values`: keys and values per token, all layers."""
+    """`parameters`: elements, with tied tensors counted once; `largest`: those of the largest tensor.
+
+    `kv_values`: keys and values per token, all layers.
+    """
 
     name: str
     parameters: int
@@ -27,6 +30,7 @@ class ModelShape:
     hidden: int
     vocabulary: int
     kv_values: int
+    largest: int = 0
 
 
 def model_shape(model: ModelSettings, cache: Path) -> ModelShape:
@@ -34,10 +38,20 @@ def model_shape(model: ModelSettings, cache: Path) -> ModelShape:
 
     Takes seconds: transformers builds the network on the meta device. Raises ModelSourceError.
     """
+    return _shape(_config(model, cache))
+
+
+def folder_shape(folder: Path) -> ModelShape:
+    """The shape of the model in a Hugging Face folder."""
+    from transformers import AutoConfig
+
+    return _shape(AutoConfig.from_pretrained(folder, local_files_only=True))
+
+
+def _shape(config: Any) -> ModelShape:
     import torch
     from transformers import AutoModelForCausalLM
 
-    config = _config(model, cache)
     with torch.device("meta"):
         network = AutoModelForCausalLM.from_config(config)
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
@@ -49,6 +63,7 @@ def model_shape(model: ModelSettings, cache: Path) -> ModelShape:
         hidden=config.hidden_size,
         vocabulary=config.vocab_size,
         kv_values=2 * config.num_hidden_layers * heads * head,
+        largest=max(parameter.numel() for parameter in network.parameters()),
     )
 
 

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from learner.model.memory import check_memory
+from learner.model.shape import folder_shape
 from learner.rank.batch_training import BatchTraining
 from learner.rank.checkpoint_writer import CheckpointWriter
 from learner.rank.commands import Command
@@ -65,6 +67,7 @@ class RankWorker:
         # A rank whose node already has the model waits here for ranks that are still fetching it.
         meet_s = recipe.limits.startup_timeout_s
         rank.ranks = Ranks(rank.rank, rank.world, *self._master, timeout_s=rank.timeout_s, meet_s=meet_s)
+        check_memory(recipe, folder_shape(self.model_folder), rank.ranks.device)
         rank.trainer = Trainer(self.model_folder, recipe, rank.ranks)
         self.manifest = make_manifest(rank.trainer, recipe.weights.bucket_mib)
         self.archive.prepare()

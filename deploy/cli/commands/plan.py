@@ -67,17 +67,19 @@ def _gib(size: float) -> str:
 def _learner(recipe: Recipe, shape: ModelShape, gpu_gib: float) -> Table:
     from rich.table import Table
 
-    from deploy.cli.planning import learner_memory
+    from learner.model.memory import PROCESS, learner_memory
 
-    table = Table(title=f"One learner rank of {recipe.learner.ranks}, {recipe.learner.dtype}, by ZeRO stage")
-    for title in ("stage", "parameters", "gradients", "optimizer", "reference", "activations", "sum", "fits"):
+    title = f"One learner rank of {recipe.learner.ranks}, {recipe.learner.dtype}, by ZeRO stage, in GiB"
+    table = Table(title=title, caption=f"In addition, the process itself: {_gib(PROCESS)} on the host")
+    parts = ("parameters", "gradients", "optimizer", "reference", "buffers", "activations")
+    for title in ("stage", *parts, "sum", "loading", "host", "fits"):
         table.add_column(title, justify="right")
     for stage in range(4):
         need = learner_memory(recipe, shape, stage)
-        parts = (need.parameters, need.gradients, need.optimizer, need.reference, need.activations, need.total)
+        sizes = (*(getattr(need, part) for part in parts), need.total, need.loading, need.host_peak)
         mark = " (recipe)" if stage == recipe.learner.zero_stage else ""
-        fits = "yes" if need.total <= gpu_gib * 2**30 else "no"
-        table.add_row(f"{stage}{mark}", *(_gib(part) for part in parts), fits)
+        fits = "yes" if need.peak <= gpu_gib * 2**30 else "no"
+        table.add_row(f"{stage}{mark}", *(f"{size / 2**30:.2f}" for size in sizes), fits)
     return table
 
 

@@ -1,0 +1,86 @@
+"""The estimate of a learner rank's memory, and the check before anything is loaded."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+from benchmarks.loading_memory import measure, write_model
+from learner.model.memory import GIB, ModelDoesNotFitError, check_memory, learner_memory
+from learner.model.shape import ModelShape, folder_shape
+from services.settings import Recipe, parse_recipe
+from tests.harness.small_run import recipe_document
+
+BIG = ModelShape("big", 8 * GIB, layers=10, hidden=100, vocabulary=1000, kv_values=1, largest=GIB)
+CPU = torch.device("cpu")
+
+
+def recipe(**learner: Any) -> Recipe:
+    return parse_recipe(recipe_document("/none", learner={"ranks": 4, "dtype": "bfloat16", **learner}))
+
+
+def test_a_stage_that_cuts_needs_a_part_and_one_tensor_to_load() -> None:
+    need = learner_memory(recipe(gpus=1), BIG, 3)
+    assert need.loading == (2 * 8 / 4 + 2) * GIB
+    assert need.host_loading == 0
+    # Gathered parameters, and two buckets of gradients: DeepSpeed's defaults.
+    assert need.buffers == 2 * 1_050_000_000 + 2 * 2 * 500_000_000
+    smaller = {"zero_optimization": {"reduce_bucket_size": 1e6, "stage3_max_live_parameters": 2e6}}
+    assert learner_memory(recipe(deepspeed=smaller), BIG, 3).buffers == 2 * 52_000_000 + 2 * 2 * 1_000_000
+    whole = learner_memory(recipe(), BIG, 2)
+    assert (whole.loading, whole.host_loading) == (2 * 8 * GIB, 2 * 8 * GIB)
+
+
+def test_offloaded_state_counts_on_the_host() -> None:
+    plain = learner_memory(recipe(zero_stage=3), BIG, 3)
+    assert plain.host == 0
+    need = learner_memory(recipe(zero_stage=3, offload_optimizer=True, offload_parameters=True), BIG, 3)
+    assert (need.optimizer, need.parameters) == (0, 0)
+    assert need.host == plain.optimizer + plain.parameters + 4 * BIG.parameters / 4
+    assert need.loading == 0
+
+
+def test_a_model_that_does_not_fit_is_refused(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    need = learner_memory(recipe(), BIG, 1)
+    free = {"bytes": need.held - 1}
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=free["bytes"]))
+    with pytest.raises(
+        ModelDoesNotFitError, match=r"^learner.zero_stage: 1 is not valid: expected at most 56.00 GiB"
+    ) as found:
+        check_memory(recipe(), BIG, CPU)
+    for text in ("big with 8.590 billion parameters on 4 ranks", "needs 56.00 GiB", "optimizer 24.00", "penstock plan"):
+        assert text in str(found.value)
+    free["bytes"] = need.held
+    check_memory(recipe(), BIG, CPU)
+    assert "may run out of memory" in caplog.text
+    caplog.clear()
+    free["bytes"] = need.peak + need.host_peak
+    check_memory(recipe(), BIG, CPU)
+    assert caplog.text == ""
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (need.held - 1, 0))
+    with pytest.raises(ModelDoesNotFitError, match="free on the device of a rank"):
+        check_memory(recipe(), BIG, torch.device("cuda"))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+@pytest.mark.parametrize("stage", [1, 3])
+@pytest.mark.timeout(900)
+def test_the_estimate_is_within_15_percent(stage: int, tmp_path: Path) -> None:
+    folder = write_model(tmp_path, 0.3)
+    found = measure(folder, stage, "float32", 2)
+    need = found.need
+    assert found.loading == pytest.approx(need.loading, rel=0.15)
+    assert found.training == pytest.approx(max(need.peak, need.loading + need.host_loading), rel=0.15)
+
+
+def test_the_largest_tensor_of_a_folder_is_known(tiny_model: Path) -> None:
+    assert folder_shape(tiny_model).largest == 256 * 128
