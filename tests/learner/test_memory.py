@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,10 +14,17 @@ import pytest
 import torch
 
 from benchmarks.loading_memory import measure, write_model
+from learner.model import memory
 from learner.model.memory import GIB, ModelDoesNotFitError, check_memory, learner_memory
 from learner.model.shape import ModelShape, folder_shape
+from learner.service import LearnerService
+from learner.training import trainer
+from services.process import ServiceThread
 from services.settings import Recipe, parse_recipe
+from services.streams.keys import RunKeys
+from services.streams.state.events import EventLog
 from tests.harness.small_run import recipe_document
+from tests.learner.running import submit
 
 BIG = ModelShape("big", 8 * GIB, layers=10, hidden=100, vocabulary=1000, kv_values=1, largest=GIB)
 CPU = torch.device("cpu")
@@ -68,6 +77,23 @@ def test_a_model_that_does_not_fit_is_refused(
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (need.held - 1, 0))
     with pytest.raises(ModelDoesNotFitError, match="free on the device of a rank"):
         check_memory(recipe(), BIG, torch.device("cuda"))
+
+
+async def test_the_learner_fails_before_it_loads_anything(
+    redis: Any, redis_url: str, run_id: str, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await submit(redis, run_id, tiny_model)
+    monkeypatch.setattr(memory, "learner_memory", lambda *_: learner_memory(recipe(), BIG, 0))
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=GIB))
+    monkeypatch.setattr(trainer, "load_policy", None)
+    thread = ServiceThread(LearnerService(), run_id, redis_url)
+    ends = time.monotonic() + 60
+    while thread.error is None:
+        assert time.monotonic() < ends, "the learner did not fail"
+        await asyncio.sleep(0.05)
+    assert isinstance(thread.error, ModelDoesNotFitError)
+    events = [event for _, event in await EventLog(redis, RunKeys(run_id), "test").events()]
+    assert "expected at most 1.00 GiB" in next(event.text for event in events if event.phase == "service-failed")
 
 
 @pytest.mark.slow
