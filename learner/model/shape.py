@@ -54,15 +54,18 @@ def _shape(config: Any) -> ModelShape:
 
     with torch.device("meta"):
         network = AutoModelForCausalLM.from_config(config)
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    text = config.get_text_config()
+    # Recurrent models have no attention heads, and keep no keys and values per token.
+    attention = getattr(text, "num_attention_heads", 0)
+    heads = getattr(text, "num_key_value_heads", None) or attention
+    head = getattr(text, "head_dim", None) or (text.hidden_size // attention if attention else 0)
     return ModelShape(
         name=str(config.model_type),
         parameters=sum(parameter.numel() for parameter in network.parameters()),
-        layers=config.num_hidden_layers,
-        hidden=config.hidden_size,
-        vocabulary=config.vocab_size,
-        kv_values=2 * config.num_hidden_layers * heads * head,
+        layers=text.num_hidden_layers,
+        hidden=text.hidden_size,
+        vocabulary=text.vocab_size,
+        kv_values=2 * text.num_hidden_layers * heads * head,
         largest=max(parameter.numel() for parameter in network.parameters()),
     )
 

@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from transformers import MambaConfig
 
 from benchmarks.loading_memory import measure, write_model
 from learner.model import memory
@@ -108,5 +109,9 @@ def test_the_estimate_is_within_15_percent(stage: int, tmp_path: Path) -> None:
     assert found.training == pytest.approx(max(need.peak, need.loading + need.host_loading), rel=0.15)
 
 
-def test_the_largest_tensor_of_a_folder_is_known(tiny_model: Path) -> None:
+def test_the_shape_of_a_folder_is_known(tiny_model: Path, tmp_path: Path) -> None:
+    """Also of a recurrent model, which has no attention heads."""
     assert folder_shape(tiny_model).largest == 256 * 128
+    MambaConfig(vocab_size=50, hidden_size=16, num_hidden_layers=2).save_pretrained(tmp_path)
+    found = folder_shape(tmp_path)
+    assert (found.layers, found.hidden, found.kv_values) == (2, 16, 0)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rollout.engine import RolloutEngine, _engine_arguments
+from rollout.engine import EngineError, RolloutEngine, _engine_arguments
 from services.contracts import nucleus_limit
 from services.settings import Recipe, RecipeError, parse_recipe
 from tests.harness.small_run import recipe_document
@@ -63,3 +63,11 @@ def test_compiled_code_is_cached_per_instruction_set(given):
     folder = Path(done.stdout.strip())
     assert folder.name == "DEFAULT"
     assert given is None or folder.parent == Path(given)
+
+
+@pytest.mark.xdist_group("vllm")
+async def test_an_argument_that_vllm_refuses_is_named(tiny_model):
+    """Its name and type are known when the recipe is read, but only vLLM knows which values it has."""
+    recipe = parse_recipe(recipe_document(tiny_model, rollout={"engine": {"attention_backend": "NO_SUCH"}}))
+    with pytest.raises(EngineError, match=r"^vLLM does not start with rollout\.engine\.attention_backend: .*NO_SUCH"):
+        await RolloutEngine.start(recipe, str(tiny_model), [3], "rollout-0")
