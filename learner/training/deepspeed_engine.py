@@ -59,12 +59,14 @@ def place(learner: LearnerSettings, device: torch.device) -> Place:
             self._convert_to_deepspeed_param(param)
             param.partition()
 
-    # The default is the device.
-    remote = {"remote_device": "cpu", "pin_memory": _pinned()} if learner.offload_parameters else {}
+    zero = _zero(learner)["zero_optimization"]
+    given: dict[str, Any] = {"mem_efficient_linear": zero.get("memory_efficient_linear", True)}
+    if learner.offload_parameters:
+        given |= {"remote_device": "cpu", "pin_memory": _pinned()}
 
     def partition(empty: nn.Parameter) -> Placed:
         parameter: Any = nn.Parameter(torch.empty_like(empty, device=device), empty.requires_grad)
-        Partition(module=nn.ParameterList([parameter]), **remote)
+        Partition(module=nn.ParameterList([parameter]), **given)
         part = parameter.ds_tensor
         return Placed(parameter, part, parameter.ds_zero_partition_rank * part.numel())
 
