@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from learner.training.loading import Place, Placed, whole
-from learner.training.policy import PolicyModel
+from learner.training.network.loading import Place, Placed, whole
+from learner.training.network.policy import PolicyModel
 from services.settings import LearnerSettings
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from learner.algorithm.values import ValueTerm
 from learner.training.minibatches import MicroBatch
-from learner.training.policy import PolicyOutput, inputs
+from learner.training.network.policy import PolicyOutput, inputs
 from learner.training.token_advantages import with_advantages
 from services.settings import AlgorithmSettings
 

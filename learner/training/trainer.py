@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from learner.training.minibatches import (
     micro_batches,
     plan_step,
 )
-from learner.training.policy import PolicyOutput, can_share_prompts, inputs, load_policy
+from learner.training.network.policy import PolicyOutput, can_share_prompts, inputs, load_policy
 from learner.training.process_group import Ranks
 from learner.training.results import OptimizerStep, Trained, summary
 from learner.training.state import Counters, put, take
@@ -73,15 +74,14 @@ class Trainer:
         prepare_environment()
         torch.set_num_threads(recipe.learner.threads)
         torch.manual_seed(recipe.seed)
-        policy = load_policy(
-            folder,
-            recipe.learner.dtype,
-            recipe.rollout.temperature,
+        dtype, head_dtype = recipe.learner.dtype, recipe.model.head_dtype
+        load = partial(
+            load_policy, folder, dtype, recipe.rollout.temperature, head_dtype=head_dtype, device=ranks.device
+        )
+        policy = load(
+            place=place(recipe.learner, ranks.device),
             entropy_gradient=self._loss.entropy_coefficient > 0,
             activation_checkpointing=recipe.learner.activation_checkpointing,
-            head_dtype=recipe.model.head_dtype,
-            device=ranks.device,
-            place=place(recipe.learner, ranks.device),
         )
         self._token_dtype = policy.token_dtype
         if recipe.algorithm.advantage == "gae":
@@ -92,14 +92,7 @@ class Trainer:
         self._share_prompts = can_share_prompts(policy)
         self._reference: Any = None
         if self._loss.kl_coefficient > 0:
-            initial = load_policy(
-                folder,
-                recipe.learner.dtype,
-                recipe.rollout.temperature,
-                head_dtype=recipe.model.head_dtype,
-                device=ranks.device,
-                place=place(recipe.learner, ranks.device),
-            )
+            initial = load(place=place(recipe.learner, ranks.device))
             self._reference = frozen(initial, recipe.learner, ranks.device)
         self._start = StepStart(
             self._engine,

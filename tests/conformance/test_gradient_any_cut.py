@@ -19,7 +19,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from learner.algorithm.loss import LossSettings, token_loss
 from learner.algorithm.reductions import REDUCTIONS
 from learner.training.minibatches import MicroBatch, filler, longest_shared_row, micro_batches, plan_step
-from learner.training.policy import PolicyModel, inputs, load_policy
+from learner.training.network.policy import PolicyModel, inputs, load_policy
 from learner.training.trainer import loss_settings
 from services.contracts import Batch, BatchGroup, BatchSample, SamplerState
 from services.streams.delivery.payloads import SamplePayload

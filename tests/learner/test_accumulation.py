@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from learner.algorithm.loss import token_loss
-from learner.training.policy import inputs, load_policy
+from learner.training.network.policy import inputs, load_policy
 from learner.training.process_group import Ranks
 from learner.training.trainer import Trainer, leave
 from services.contracts import Batch

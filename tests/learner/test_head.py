@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from learner.training.minibatches import MicroBatch, PlannedSample, micro_batches
-from learner.training.policy import PolicyModel, can_share_prompts, inputs, load_policy
+from learner.training.network.policy import PolicyModel, can_share_prompts, inputs, load_policy
 from learner.training.process_group import Ranks
 from learner.training.trainer import Trainer, leave
 from services.settings import Recipe, parse_recipe

@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from learner.training import shards
-from learner.training.loading import load_network, whole
-from learner.training.policy import can_share_prompts, load_policy
+from learner.training.network.loading import load_network, whole
+from learner.training.network.policy import can_share_prompts, load_policy
 from learner.training.process_group import Ranks
 from learner.training.trainer import Trainer, leave
 from services.settings import Recipe, parse_recipe

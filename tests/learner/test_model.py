@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
 from learner.model.source import ModelSourceError, prepare_model
-from learner.training.policy import PolicyModel, can_share_prompts, load_policy
+from learner.training.network.policy import PolicyModel, can_share_prompts, load_policy
 from learner.training.process_group import Ranks
 from learner.training.trainer import leave
 from learner.weight_sync.snapshot import make_manifest, take_snapshot

@@ -287,7 +287,7 @@ LEARNER: dict[str, list[tuple[str, str, str]]] = {
             "return Distribution(tuple(tuple(share) for share in shares[1:] + shares[:1]), tokens)",
         ),
     ],
-    "learner/training/shards.py": [
+    "learner/training/network/shards.py": [
         (
             "loading: a block starts at its first row",
             "rows.reshape(-1)[at - first * row : until",
@@ -354,7 +354,7 @@ LEARNER: dict[str, list[tuple[str, str, str]]] = {
         ("AdamW: other betas", '"betas": [0.9, 0.999]', '"betas": [0.9, 0.95]'),
         ("AdamW: weight decay ignored", '"weight_decay": learner.weight_decay', '"weight_decay": 0.0'),
     ],
-    "learner/training/policy.py": [
+    "learner/training/network/policy.py": [
         (
             "policy: temperature forgotten",
             "head, temperature = self._logits(), self.temperature",

@@ -23,7 +23,7 @@ import pytest_asyncio
 import torch
 
 from learner.training.minibatches import PlannedSample, micro_batches
-from learner.training.policy import inputs, load_policy
+from learner.training.network.policy import inputs, load_policy
 from rollout import service
 from rollout.engine import Generation, PoisonedError
 from rollout.generation import ResponseGenerator

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from learner.algorithm.logprobs import token_logprobs
-from learner.training.float64 import keep_float64
-from learner.training.loading import Place, load_network, whole
 from learner.training.minibatches import SHARED_ROW_TOKENS, MicroBatch, micro_batches
+from learner.training.network.float64 import keep_float64
+from learner.training.network.loading import Place, load_network, whole
 from learner.training.shares import PlannedSample
 from services.streams.delivery.payloads import SamplePayload
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
-from learner.training.shards import Shards, open_shards, parameters_with_names
+from learner.training.network.shards import Shards, open_shards, parameters_with_names
 
 log = logging.getLogger(__name__)
 
