@@ -45,12 +45,12 @@ def processes_of(runs: Path) -> list[psutil.Process]:
 
 def test_recipe_error_names_field_value_and_valid_values(tmp_path: Path) -> None:
     recipe = tmp_path / "bad.yaml"
-    document = recipe_document("/m", algorithm={"group_size": 1, "clip_heigh": 0.3})
+    document = recipe_document("/m", algorithm={"group_size": 0, "clip_heigh": 0.3})
     recipe.write_text(yaml.safe_dump(document))
     for command in (["validate"], ["submit", "--api", NOWHERE]):
         status, output = penstock(command[0], str(recipe), *command[1:])
         assert status == 2
-        assert "algorithm.group_size: 1 is not valid: expected a number greater than or equal to 2" in output
+        assert "algorithm.group_size: 0 is not valid: expected a number greater than 0" in output
         assert "algorithm.clip_heigh: 0.3 is not valid: expected a known field" in output
 
 

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from learner.training import shards
+from learner.training.network import shards
 from learner.training.network.loading import load_network, whole
 from learner.training.network.policy import can_share_prompts, load_policy
 from learner.training.process_group import Ranks
