@@ -135,12 +135,7 @@ class AlgorithmSettings(Section):
         if self.proximal == "behaviour" and self.correction not in ("auto", "none"):
             expected = "'auto' or 'none' with proximal = 'behaviour', which leaves nothing to correct"
             raise ValueError(invalid("correction", self.correction, expected))
-        if self.group_size == 1 and self.advantage != "gae":
-            expected = f"at least 2 with advantage = {self.advantage!r}, which compares the responses of a group"
-            raise ValueError(invalid("group_size", self.group_size, expected))
-        if self.group_size == 1 and self.dynamic_sampling.enabled:
-            expected = "at least 2 with dynamic_sampling.enabled = true, which keeps groups of mixed verdicts"
-            raise ValueError(invalid("group_size", self.group_size, expected))
+        self._fits_gae()
         if not self.icepop_low < 1 < self.icepop_high:
             expected = f"icepop_low < 1 < icepop_high (icepop_high = {self.icepop_high})"
             raise ValueError(invalid("icepop_low", self.icepop_low, expected))
@@ -149,6 +144,17 @@ class AlgorithmSettings(Section):
                 invalid("constant_length", self.constant_length, "null unless reduction = 'constant_length'")
             )
         return self
+
+    def _fits_gae(self) -> None:
+        if self.group_size == 1 and self.advantage != "gae":
+            expected = f"at least 2 with advantage = {self.advantage!r}, which compares the responses of a group"
+            raise ValueError(invalid("group_size", self.group_size, expected))
+        if self.group_size == 1 and self.dynamic_sampling.enabled:
+            expected = "at least 2 with dynamic_sampling.enabled = true, which keeps groups of mixed verdicts"
+            raise ValueError(invalid("group_size", self.group_size, expected))
+        if self.advantage == "gae" and self.ratio == "sequence":
+            expected = "'token' or 'sequence_token' with advantage = 'gae', whose advantages differ within a response"
+            raise ValueError(invalid("ratio", self.ratio, expected))
 
     def _fits_cispo(self) -> None:
         if self.ratio != "token":

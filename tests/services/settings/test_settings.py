@@ -134,6 +134,10 @@ from tests.harness.small_run import recipe_document
             ["algorithm.group_size: 1 is not valid: expected at least 2 with advantage = 'group_std'"],
         ),
         (
+            {"algorithm": {"preset": "ppo", "ratio": "sequence"}},
+            ["algorithm.ratio: 'sequence' is not valid: expected 'token' or 'sequence_token' with advantage = 'gae'"],
+        ),
+        (
             {"algorithm": {"group_size": 1, "advantage": "gae"}},
             ["algorithm.group_size: 1 is not valid: expected at least 2 with dynamic_sampling.enabled = true"],
         ),
