@@ -1,6 +1,6 @@
 """Owns the claim-checked payload of a sample: packed arrays and text under one key.
 
-Must not interpret tokens.
+Must not interpret tokens, or need Redis' client to be imported: the learner alone runs where only torch is.
 """
 
 from __future__ import annotations
@@ -8,14 +8,16 @@ from __future__ import annotations
 import json
 import zlib
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from services.contracts import VersionSpan
-from services.streams.connection.client import Redis
-from services.streams.connection.functions import call_for_each
 from services.streams.delivery.nucleus import Nuclei
+
+if TYPE_CHECKING:
+    from services.streams.connection.client import Redis
 
 WHOLE = ("prompt_ids", "response_ids", "behaviour_logprobs", "text", "finish_reason", "spans")
 """The fields that the payload's checksum covers, in this order; then those of `NUCLEI`, if there are any."""
@@ -123,6 +125,8 @@ async def fetch(redis: Redis, keys: list[str]) -> tuple[dict[str, SamplePayload]
 
 async def fetch_texts(redis: Redis, keys: list[str]) -> tuple[dict[str, str], dict[str, str]]:
     """The texts of responses, which a verifier needs, in one call: the valid ones, and the errors, by key."""
+    from services.streams.connection.functions import call_for_each
+
     found = await call_for_each(redis, "read_texts", payload_keys=keys)
     texts, damaged = {}, {}
     for key, text, crc in zip(keys, found[::2], found[1::2], strict=True):
