@@ -9,10 +9,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.gpu import needs_devices
+from tests.gpu.needs import needs
 from tests.harness.broken_groups import FALLS, Fall, check_ranks, check_weights
 
-pytestmark = [pytest.mark.gpu, needs_devices(2), pytest.mark.timeout(900)]
+pytestmark = [*needs(2, nccl=True), pytest.mark.timeout(900)]
 
 
 def world() -> int:

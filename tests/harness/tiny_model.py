@@ -38,8 +38,13 @@ def tokenizer() -> PreTrainedTokenizerFast:
     return fast
 
 
-def write_tiny_model(folder: Path, *, tied: bool = True, seed: int = 0, scale: float = 0.02) -> Path:
-    """Create the model in `folder`. `scale`: standard deviation of its weights; larger is less uniform."""
+def write_tiny_model(
+    folder: Path, *, tied: bool = True, seed: int = 0, scale: float = 0.02, dtype: torch.dtype = torch.float32
+) -> Path:
+    """Create the model in `folder`. `scale`: standard deviation of its weights; larger is less uniform.
+
+    `dtype`: what the weights are rounded to; they are stored in it.
+    """
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=len(SPECIAL) + len(CHARACTERS),
@@ -56,7 +61,7 @@ def write_tiny_model(folder: Path, *, tied: bool = True, seed: int = 0, scale: f
         initializer_range=scale,
         dtype="float32",
     )
-    model = LlamaForCausalLM(config).to(torch.float32)
+    model = LlamaForCausalLM(config).to(torch.float32).to(dtype)
     model.generation_config.eos_token_id = 3
     model.save_pretrained(folder)
     tokenizer().save_pretrained(folder)

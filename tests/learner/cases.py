@@ -103,6 +103,7 @@ class Case:
     gradient_clip: float = 1e9
     short_cut: bool = True
     widened: bool = False
+    head_dtype: str | None = None
 
 
 def recipe(folder: Path, case: Case) -> Recipe:
@@ -114,7 +115,7 @@ def recipe(folder: Path, case: Case) -> Recipe:
     return parse_recipe(
         {
             "name": "case",
-            "model": {"path": str(folder)},
+            "model": {"path": str(folder), "head_dtype": case.head_dtype},
             "rollout": {"temperature": TEMPERATURE},
             "algorithm": {"group_size": 3, **case.algorithm},
             "learner": {
