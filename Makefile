@@ -10,7 +10,7 @@ export PYTHONUNBUFFERED := 1
 # Every process of a run imports the same large libraries; without byte code each process would compile them.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all tools check helm format test-system test-gpu test-cluster mutations chaos chaos-stub compare-trl install clean
+.PHONY: demo test test-all tools check helm format test-system test-gpu bench-gpu test-cluster mutations chaos chaos-stub compare-trl install clean
 
 demo: install
 	$(BIN)/penstock demo
@@ -53,9 +53,16 @@ format: install
 test-system: tools
 	$(BIN)/python -m pytest -m system tests/system
 
-# Needs NVIDIA GPUs and the extra `gpu`; a test that needs more than there is is skipped, and says what it needs.
-test-gpu: install
-	$(BIN)/python -m pytest -m gpu tests/gpu
+# Need NVIDIA GPUs, and GPU_PYTHON: a Python with torch for CUDA, DeepSpeed, transformers, pydantic, safetensors, pyarrow
+# and pytest. `make install` has torch for CPUs, with which no test on GPUs runs. What is missing is named.
+GPU_PYTHON ?=
+test-gpu: $(if $(GPU_PYTHON),,install)
+	PYTHONPATH=. $(or $(GPU_PYTHON),$(BIN)/python) -m pytest tests/gpu
+
+# Step time, tokens per second, MFU, memory against the plan: docs/performance.md. Exit status 2 without a device.
+BENCH_FLAGS ?=
+bench-gpu: $(if $(GPU_PYTHON),,install)
+	PYTHONPATH=. $(or $(GPU_PYTHON),$(BIN)/python) -m benchmarks.gpu $(BENCH_FLAGS)
 
 # Part of make test-all: a run on pods that drain, die and restart, with the commands of the chart's pods.
 test-cluster: install
