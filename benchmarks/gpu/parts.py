@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import torch
 
 from benchmarks.gpu.workload import Load, Shape, rollout_step
-from deploy.cli.planning import learner_memory
 from learner.algorithm import logprobs
+from learner.model.memory import learner_memory
 from learner.model.shape import ModelShape
 from learner.training.trainer import Trainer
 from learner.weight_sync.broadcast import Rendezvous

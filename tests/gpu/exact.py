@@ -17,7 +17,7 @@ from torch import Tensor
 
 from learner.algorithm.parity import OFF
 from learner.training.minibatches import micro_batches
-from learner.training.policy import inputs
+from learner.training.network.policy import inputs
 from learner.training.process_group import Ranks
 from learner.training.shares import PlannedSample
 from learner.training.trainer import Trainer

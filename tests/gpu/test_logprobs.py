@@ -12,7 +12,7 @@ from torch import Tensor
 
 from learner.algorithm.parity import OFF
 from learner.training.minibatches import micro_batches
-from learner.training.policy import inputs
+from learner.training.network.policy import inputs
 from learner.training.process_group import Ranks
 from tests.conformance.rounding import Exact, difference
 from tests.gpu.exact import CASES, ROW_TOKENS, Known, errors, known, learned, rows, trainer_of
