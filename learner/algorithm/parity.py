@@ -54,8 +54,9 @@ class EngineComparison:
         >>> {name: round(found.mean, 4) for name, found in comparison.by_replica().items()}
         {'a': 0.1116}
         """
-        gap = log_ratio(logprobs.detach().double(), behaviour.double())
-        counted = (replica != NOT_COMPARED) & gap.isfinite()
+        learner, engine = logprobs.detach().double(), behaviour.double()
+        counted = (replica != NOT_COMPARED) & (learner - engine).isfinite()
+        gap = log_ratio(learner, engine)
         size, where = gap[counted].abs(), replica[counted]
         off = (torch.exp(gap[counted]) - 1).abs() > OFF
         columns = torch.stack([torch.ones_like(size), size, off.double()], dim=1)

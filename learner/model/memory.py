@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from learner.model.shape import ModelShape
@@ -21,6 +22,12 @@ LOGIT_COPIES = 3
 """Float32 arrays of [chunk, vocabulary] alive at once in the backward pass: logits, softmax, their gradient."""
 BUCKET, LIVE, PREFETCH = 500_000_000, 1_000_000_000, 50_000_000
 """DeepSpeed's defaults, in elements: gradients reduced at once; at stage 3, parameters gathered at once, and ahead."""
+
+CGROUP_LIMITS = (
+    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+    ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+)
+"""Where a container reads its limit and its usage: cgroup v2, v1."""
 
 PROCESS = 350_000_000
 """Bytes on the host of a rank without a model: its imports."""
@@ -92,6 +99,7 @@ def learner_memory(recipe: Recipe, shape: ModelShape, stage: int) -> LearnerMemo
     if recipe.learner.offload_optimizer and stage:
         # The gradients of this rank's part are accumulated beside the optimizer.
         host, optimizer = optimizer + state * P / ranks, 0.0
+        gradients = _gradients_beside_offloading(size, stage) * P / ranks + (size * P if stage == 1 else 0.0)
     if recipe.learner.offload_parameters and stage == 3:
         host, parameters, reference = host + parameters + reference, 0.0, 0.0
     loading, host_loading = _loading(recipe.learner, shape, stage, parameters + reference)
@@ -107,6 +115,26 @@ def learner_memory(recipe: Recipe, shape: ModelShape, stage: int) -> LearnerMemo
         loading=loading,
         host_loading=host + host_loading,
     )
+
+
+def _gradients_beside_offloading(size: int, stage: int) -> int:
+    """Bytes per parameter of a rank's part that stay on the device: 16-bit stages 1 and 2 add up in float32 there."""
+    return 4 if size < 4 and stage < 3 else 0
+
+
+def free_on_host() -> int:
+    """Bytes that are still free on this machine, or in its container if that is less."""
+    import psutil
+
+    free = int(psutil.virtual_memory().available)
+    for limit, usage in CGROUP_LIMITS:
+        try:
+            bound = Path(limit).read_text().strip()
+            if bound.isdigit():
+                free = min(free, int(bound) - int(Path(usage).read_text()))
+        except OSError:
+            continue
+    return max(0, free)
 
 
 def _buffers(learner: LearnerSettings, parameters: int, size: int, stage: int) -> float:
@@ -163,16 +191,15 @@ def check_memory(recipe: Recipe, shape: ModelShape, device: Any) -> None:
     Raises ModelDoesNotFitError if not even the state that is always held fits. The rest of the estimate depends on the
     rows of a micro-batch, so it is only logged. Ranks that share a host do not count each other.
     """
-    import psutil
     import torch
 
     need = learner_memory(recipe, shape, recipe.learner.zero_stage)
-    host = psutil.virtual_memory().available
+    host = free_on_host()
     if device.type == "cuda":
         free = torch.cuda.mem_get_info(device)[0]
         places = [("device", need.held, need.peak, free), ("host", need.host, need.host_peak, host)]
     else:
-        places = [("host", need.held + need.host, need.peak + need.host_peak, host)]
+        places = [("host", need.held + need.host, max(need.total + need.host, need.loading + need.host_loading), host)]
     for place, held, peak, free in places:
         text = (
             f"at most {free / GIB:.2f} GiB, which are free on the {place} of a rank; {shape.name} with "

@@ -5,6 +5,7 @@ Must not load weights or allocate memory for them.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from services.storage.folders import local_copy
 from services.storage.hub.address import is_hub
 from services.storage.hub.copies import hub_config
 from services.storage.places import is_remote
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -41,11 +44,15 @@ def model_shape(model: ModelSettings, cache: Path) -> ModelShape:
     return _shape(_config(model, cache))
 
 
-def folder_shape(folder: Path) -> ModelShape:
-    """The shape of the model in a Hugging Face folder."""
+def folder_shape(folder: Path) -> ModelShape | None:
+    """The shape of the model in a Hugging Face folder; None, with a warning, if its config does not state it."""
     from transformers import AutoConfig
 
-    return _shape(AutoConfig.from_pretrained(folder, local_files_only=True))
+    try:
+        return _shape(AutoConfig.from_pretrained(folder, local_files_only=True))
+    except Exception:  # each architecture's config has errors of its own
+        log.warning("the size of the model in %s is not known, so its memory is not checked", folder, exc_info=True)
+        return None
 
 
 def _shape(config: Any) -> ModelShape:

@@ -67,7 +67,8 @@ class RankWorker:
         # A rank whose node already has the model waits here for ranks that are still fetching it.
         meet_s = recipe.limits.startup_timeout_s
         rank.ranks = Ranks(rank.rank, rank.world, *self._master, timeout_s=rank.timeout_s, meet_s=meet_s)
-        check_memory(recipe, folder_shape(self.model_folder), rank.ranks.device)
+        if shape := folder_shape(self.model_folder):
+            check_memory(recipe, shape, rank.ranks.device)
         rank.trainer = Trainer(self.model_folder, recipe, rank.ranks)
         self.manifest = make_manifest(rank.trainer, recipe.weights.bucket_mib)
         self.archive.prepare()

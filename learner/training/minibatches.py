@@ -106,7 +106,8 @@ class MicroBatch:
     attention_mask: bool [B, 1, L, L], or None for plain causal rows.
     source: int64 [N], the position in the flattened [B * L] hidden states that predicts each token.
     targets: int64 [N]. data: float64 [N] each until `to` rounds them. replica: int64 [N], as in `EngineComparison.add`.
-    nuclei: int32 [N, longest], what each target was drawn from, padded with -1; None: from the whole vocabulary.
+    nuclei: int32 [N, longest], what each target was drawn from, padded with -1; None: from the whole vocabulary. They
+    stay on the host, because those of a rollout step may need gigabytes.
     """
 
     input_ids: Tensor
@@ -128,7 +129,6 @@ class MicroBatch:
             source=self.source.to(device),
             targets=self.targets.to(device),
             replica=self.replica.to(device),
-            nuclei=None if self.nuclei is None else self.nuclei.to(device),
             data=TokenData(
                 behaviour=self.data.behaviour.to(device, dtype),
                 advantage=self.data.advantage.to(device, dtype),

@@ -71,20 +71,24 @@ def summary(
     comparison: EngineComparison,
     rate: float,
     seconds: float,
+    *,
+    per_token: bool,
 ) -> Trained:
     """The result of a rollout step of the mini-batches `plans`.
 
-    `rate`: the policy's learning rate; `seconds`: how long the step took.
+    `rate`: the policy's learning rate; `seconds`: how long the step took. `per_token`: whether the tokens of a response
+    have advantages of their own, so that no response as a whole has none.
     """
     trained = [sample for plan in plans for share in plan.shares for sample in share]
     metrics = {
         **_means([step for step in steps if step.applied]),
         **comparison.metrics(),
         "learning_rate": rate,
-        "zero_advantage_share": sum(sample.advantage == 0 for sample in trained) / max(len(trained), 1),
         "skipped_optimizer_steps": float(sum(not step.applied for step in steps)),
         "learning_seconds": seconds,
     }
+    if not per_token:
+        metrics["zero_advantage_share"] = sum(sample.advantage == 0 for sample in trained) / max(len(trained), 1)
     return Trained(metrics, tuple(step.record for step in steps), differences=comparison.by_replica())
 
 

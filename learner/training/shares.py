@@ -6,6 +6,7 @@ Must not read payloads: all ranks compute the same shares from the batch message
 from __future__ import annotations
 
 import heapq
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -52,12 +53,13 @@ def distribute(
     """Distribute the responses of each group over ranks: the longest first, each to the rank with the fewest tokens.
 
     Responses that fit into one row of at most `row_tokens` tokens share their prompt and stay together, unless there
-    are fewer rows than ranks. With 0, no rows are shared. The work of a row is its length, `row_length`.
+    are fewer rows than ranks. With 0, no rows are shared. The work of a row is its length, `row_length`. The groups of
+    older releases, whose prompts have 0 tokens, stay together, as they did there.
     """
     rows = [
         (prompt_tokens[name], row)
         for name, members in groups.items()
-        for row in _rows(members, prompt_tokens[name], row_tokens)
+        for row in _rows(members, prompt_tokens[name], row_tokens if prompt_tokens[name] else sys.maxsize)
     ]
     parts = -(-ranks // max(len(rows), 1))
     pieces = [(row_length(prompt, piece), piece) for prompt, row in rows for piece in _split(row, parts)]

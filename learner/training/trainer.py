@@ -65,6 +65,7 @@ class Trainer:
         self._longest = recipe.algorithm.constant_length or recipe.rollout.max_new_tokens
         self._behaviour_is_proximal = recipe.algorithm.proximal == "behaviour"
         self._loss = loss_settings(recipe)
+        self._per_token = recipe.algorithm.advantage == "gae"
         self._ranks = ranks
         self._rollout_steps = 0
         self.non_finite_in_a_row = 0
@@ -84,12 +85,14 @@ class Trainer:
             activation_checkpointing=recipe.learner.activation_checkpointing,
         )
         self._token_dtype = policy.token_dtype
-        if recipe.algorithm.advantage == "gae":
+        if self._per_token:
             policy.add_value_head(ranks.device)
         self._engine = training_engine(policy, recipe.learner, recipe.algorithm.value.learning_rate)
         self._rates = [group["lr"] for group in self._engine.optimizer.param_groups]
         # At stage 3 only the engine can run the policy, because it gathers the parameters.
-        self._share_prompts = can_share_prompts(policy)
+        shares_prompts = torch.tensor(int(can_share_prompts(policy)))
+        # The shares of the ranks depend on it, so all of them have to use the same answer.
+        self._share_prompts = bool(ranks.all_reduce(shares_prompts, dist.ReduceOp.MIN))
         self._reference: Any = None
         if self._loss.kl_coefficient > 0:
             initial = load(place=place(recipe.learner, ranks.device))
@@ -151,7 +154,8 @@ class Trainer:
         self._rollout_steps += 1
         self._count_non_finite(steps)
         self._comparison.reduce(self._ranks.all_reduce)
-        return summary(plans, steps, self._comparison, rate, time.monotonic() - started)
+        seconds = time.monotonic() - started
+        return summary(plans, steps, self._comparison, rate, seconds, per_token=self._per_token)
 
     def _count_non_finite(self, steps: list[OptimizerStep]) -> None:
         for step in steps:

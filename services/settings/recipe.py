@@ -27,7 +27,7 @@ from services.settings.sections import (
 )
 
 EXACT_DIFFERENCE, ROUNDED_DIFFERENCE = 1e-3, 0.1
-"""Nats: limits.max_logprob_difference where both sides compute in float32, and where one rounds to 16 bits.
+"""Nats: limits.max_logprob_difference where both sides compute in float32 on CPU, and elsewhere.
 
 docs/recipes.md derives them.
 """
@@ -172,9 +172,14 @@ class Recipe(Section):
         return self.rollout.dtype == "float32" and self.learner.dtype in ("float32", "float64")
 
     @property
+    def _exact(self) -> bool:
+        """Whether rounding to float32 alone separates engine and learner. GPUs may multiply float32 with fewer bits."""
+        return self.full_precision and not self.rollout.gpus and not self.learner.gpus
+
+    @property
     def max_logprob_difference(self) -> float:
         """The limit in force of the difference between the log-probs of learner and replicas, in nats."""
-        derived = EXACT_DIFFERENCE if self.full_precision else ROUNDED_DIFFERENCE
+        derived = EXACT_DIFFERENCE if self._exact else ROUNDED_DIFFERENCE
         return self.limits.max_logprob_difference or derived
 
     @property
@@ -188,8 +193,7 @@ class Recipe(Section):
             return self.algorithm.correction
         if self.algorithm.proximal == "behaviour":
             return "none"
-        exact = self.full_precision and not self.rollout.gpus and not self.learner.gpus
-        return "none" if exact and self.limits.max_staleness == 0 else "truncated_is"
+        return "none" if self._exact and self.limits.max_staleness == 0 else "truncated_is"
 
 
 def _fault(error: dict[str, Any]) -> str:

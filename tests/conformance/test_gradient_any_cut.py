@@ -128,7 +128,7 @@ def drawn(groups: Groups, seed: int) -> tuple[list[BatchGroup], dict[str, Sample
                 staleness=0,
             )
             samples.append(sample)
-        members.append(BatchGroup(group=f"g{number}", samples=tuple(samples)))
+        members.append(BatchGroup(group=f"g{number}", samples=tuple(samples), prompt_tokens=length))
     return members, payloads
 
 
@@ -138,7 +138,7 @@ def shuffled(groups: list[BatchGroup], seed: int) -> Batch:
     for place in draw.permutation(len(groups)):
         group = groups[place]
         samples = tuple(group.samples[index] for index in draw.permutation(len(group.samples)))
-        members.append(BatchGroup(group=group.group, samples=samples))
+        members.append(BatchGroup(group=group.group, samples=samples, prompt_tokens=group.prompt_tokens))
     return Batch(
         step=0,
         version=0,

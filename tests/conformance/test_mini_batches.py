@@ -32,7 +32,7 @@ def batch_of(*groups: list[tuple[int, bool]]) -> Batch:
             )
             for index, (tokens, masked) in enumerate(sizes)
         )
-        members.append(BatchGroup(group=f"g{number}", samples=samples))
+        members.append(BatchGroup(group=f"g{number}", samples=samples, prompt_tokens=1))
     return Batch(
         step=0,
         version=0,
@@ -126,11 +126,21 @@ def test_responses_without_a_shared_row_are_balanced() -> None:
 LENGTHS = st.lists(st.lists(st.integers(1, 400), min_size=1, max_size=8), min_size=1, max_size=12)
 
 
+@pytest.mark.conformance(formula="batches of older releases are shared out as they were there", setting="ranks")
+def test_groups_whose_prompts_have_no_known_length_stay_whole() -> None:
+    batch = batch_of([(9, False)] * 4, [(2, False)] * 4)
+    older = batch.model_copy(
+        update={"groups": tuple(group.model_copy(update={"prompt_tokens": 0}) for group in batch.groups)}
+    )
+    (plan,) = plan_step(older, 2, "token", 2, longest=20, row_tokens=9)
+    assert [{sample.group for sample in share} for share in plan.shares] == [{"g0"}, {"g1"}]
+
+
 BALANCED = pytest.mark.conformance(formula="every rank has about the same work", setting="ranks")
 
 
 @BALANCED
-@given(lengths=LENGTHS, prompts=st.integers(0, 99), ranks=st.integers(1, 70), row_tokens=st.integers(0, 800))
+@given(lengths=LENGTHS, prompts=st.integers(1, 99), ranks=st.integers(1, 70), row_tokens=st.integers(0, 800))
 def test_no_rank_exceeds_the_mean_by_more_than_one_row(
     lengths: list[list[int]], prompts: int, ranks: int, row_tokens: int
 ) -> None:

@@ -153,6 +153,7 @@ def test_values_are_reported(policy: Path, ranks: Ranks) -> None:
     assert trained.metrics["value_loss"] > 0
     assert trained.metrics["value_explained_variance"] < 1
     assert trained.metrics["value_clip_share"] == 0
+    assert "zero_advantage_share" not in trained.metrics, "advantages differ within a response"
     _, two_steps = run_case(policy, replace(CASE, data="four", mini_batch_groups=2), ranks)
     assert 0 < two_steps.metrics["value_clip_share"] < 1, "the second optimizer step starts from moved values"
     _, without = run_case(policy, replace(CASE, algorithm={}), ranks)

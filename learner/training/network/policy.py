@@ -136,8 +136,8 @@ class PolicyModel(nn.Module):
 
     def add_value_head(self, device: torch.device) -> None:
         """Return values too from now on."""
-        embeddings = self.causal_lm.get_input_embeddings()
-        self.value_head = ValueHead(embeddings.embedding_dim, embeddings.weight.dtype, device)
+        layer = self.causal_lm.get_output_embeddings()
+        self.value_head = ValueHead(layer.in_features, layer.weight.dtype, device)
 
 
 def inputs(batch: MicroBatch) -> dict[str, Any]:
@@ -148,7 +148,7 @@ def inputs(batch: MicroBatch) -> dict[str, Any]:
         "attention_mask": batch.attention_mask,
         "source": batch.source,
         "targets": batch.targets,
-        "nuclei": batch.nuclei,
+        "nuclei": None if batch.nuclei is None else batch.nuclei.to(batch.targets.device),
     }
 
 

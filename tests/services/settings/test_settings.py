@@ -219,6 +219,12 @@ def test_the_largest_difference_follows_the_dtypes(rollout, learner, given, expe
     assert parse_recipe(document).max_logprob_difference == expected
 
 
+@pytest.mark.parametrize("side", ["rollout", "learner"])
+def test_float32_on_a_gpu_may_be_rounded(side):
+    document = recipe_document("/model", **{side: {"gpus": 1}})
+    assert parse_recipe(document).max_logprob_difference == 0.1
+
+
 def setting(recipe, path):
     for name in path.split("."):
         recipe = getattr(recipe, name)
