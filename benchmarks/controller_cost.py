@@ -40,6 +40,9 @@ class IdleCluster:
         """See Cluster."""
         return "/model"
 
+    async def check_memory(self, record: RunRecord) -> None:
+        """See Cluster."""
+
     async def start(self, record: RunRecord) -> None:
         """See Cluster."""
 

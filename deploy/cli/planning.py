@@ -1,7 +1,7 @@
-"""Owns the estimate of what a recipe needs: KV cache, bytes per weight sync, time per rollout step.
+"""Owns the estimate of what a recipe needs beside memory: checkpoints, balance of ranks, time per rollout step.
 
-Must not measure: throughputs are given by the caller, and every formula names its source. A learner rank checks its own
-memory before it loads anything, so that estimate is in learner/model/memory.py.
+Must not measure: throughputs are given by the caller, and every formula names its source. The estimates that are also
+checked before a run starts are in learner/model/memory.py and learner/model/fit.py.
 """
 
 from __future__ import annotations
@@ -9,11 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from random import Random
 
+from learner.model.fit import sync_bytes
 from learner.model.memory import BYTES
 from learner.model.shape import ModelShape
 from services.settings import Recipe, resource_requests
-
-GIB = 2**30
 
 
 @dataclass(frozen=True)
@@ -30,47 +29,12 @@ class Throughput:
     response_tokens: float
 
 
-@dataclass(frozen=True)
-class ReplicaMemory:
-    """One rollout replica: bytes of weights and staged weights per device, KV cache bytes per token, tokens that fit.
-
-    `staged` is one bucket with weights.staging = host, which keeps the rest in host memory.
-    """
-
-    weights: float
-    staged: float
-    kv_per_token: float
-    kv_tokens: float
-    longest_sequences: float
-
-
-def replica_memory(recipe: Recipe, shape: ModelShape) -> ReplicaMemory:
-    """One replica's memory: its tensor-parallel workers split the weights, and each stages a whole version."""
-    size, parallel = BYTES[recipe.rollout.dtype], recipe.rollout.tensor_parallel
-    per_token = shape.kv_values * size
-    # vLLM sizes the cache per worker, and each worker holds a share of the heads.
-    tokens = recipe.rollout.kv_cache_mib * 2**20 * parallel / per_token
-    bucket = recipe.weights.bucket_mib * 2**20
-    return ReplicaMemory(
-        weights=shape.parameters * size / parallel,
-        staged=sync_bytes(recipe, shape) if recipe.weights.staging == "device" else bucket,
-        kv_per_token=per_token,
-        kv_tokens=tokens,
-        longest_sequences=tokens / recipe.model.max_model_len,
-    )
-
-
 def checkpoint_bytes(recipe: Recipe, shape: ModelShape) -> float:
     """Bytes of one checkpoint over all ranks: master weights and Adam's two moments, at least 4 bytes per value.
 
     While it is written, the ranks together use the same amount of host memory.
     """
     return float(3 * max(4, BYTES[recipe.learner.dtype]) * shape.parameters)
-
-
-def sync_bytes(recipe: Recipe, shape: ModelShape) -> float:
-    """Bytes that one weight sync sends to each worker: the whole policy in the learner's dtype."""
-    return float(shape.parameters * BYTES[recipe.learner.dtype])
 
 
 def booked_gpus(recipe: Recipe) -> float:

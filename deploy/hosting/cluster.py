@@ -24,7 +24,7 @@ from deploy.hosting.environment import place, process_environment
 from deploy.hosting.fleet import Fleet
 from deploy.hosting.roles import DIED, Rank, Role, RoleError, Sampler, learner_placement, rank_name, release_placement
 from services.contracts import HostPid
-from services.settings import resource_requests
+from services.settings import ClusterLimitsError, Recipe, load_cluster_limits, resource_requests
 from services.storage.hub.address import is_hub
 from services.storage.hub.copies import pinned_data
 from services.storage.models import inputs_folder, models_folder
@@ -51,6 +51,15 @@ def _prepare(document: dict[str, Any], cache: str, deadline_s: float) -> str:
     from services.settings import ModelSettings
 
     return record_name(ModelSettings.model_validate(document), Path(cache), deadline_s)
+
+
+def _check_fit(document: dict[str, Any], name: str, gib: dict[str, float | None], cache: str, _: float) -> None:
+    """Runs in a worker process, like `_prepare`. `gib`: the memory of one GPU by role, in GiB."""
+    from learner.model.fit import check_fit
+    from learner.model.shape import recorded_shape
+
+    recipe = Recipe.model_validate(document)
+    check_fit(recipe, recorded_shape(recipe.model, name, Path(cache)), gib["learner"], gib["rollout"])
 
 
 @dataclass
@@ -90,6 +99,21 @@ class RayCluster:
         }
         fields = {str(text): field for field, text in named.items() if is_hub(text)}
         return dict(await _on_a_node(record, pinned_data, fields, inputs_folder()))
+
+    async def check_memory(self, record: RunRecord) -> None:
+        """Compare what the run needs with the memory of the GPUs, as the chart states it; see Cluster.
+
+        Raises ModelDoesNotFitError, StoreError, TimeoutError.
+        """
+        try:
+            limits = load_cluster_limits()
+        except ClusterLimitsError as error:
+            log.warning("%s; the memory that run %s needs is not checked", error, record.id)
+            return
+        gib = {role: getattr(limits, role).gpu_memory_gib for role in ("learner", "rollout")} if limits else {}
+        if any(gib.values()):
+            recipe = record.recipe.model_dump(mode="json")
+            await _on_a_node(record, _check_fit, recipe, record.model_path, gib, str(models_folder()))
 
     async def start(self, record: RunRecord) -> None:
         """Start all processes of a run, or find those that a previous gateway started.

@@ -15,6 +15,7 @@ from services.settings import ModelSettings
 from services.storage.folders import local_copy
 from services.storage.hub.address import is_hub
 from services.storage.hub.copies import hub_config
+from services.storage.models import local_model
 from services.storage.places import is_remote
 
 log = logging.getLogger(__name__)
@@ -53,6 +54,14 @@ def folder_shape(folder: Path) -> ModelShape | None:
     except Exception:  # each architecture's config has errors of its own
         log.warning("the size of the model in %s is not known, so its memory is not checked", folder, exc_info=True)
         return None
+
+
+def recorded_shape(model: ModelSettings, name: str, cache: Path) -> ModelShape:
+    """The shape of a run's model, by its `name` in the record; of one in a store only its config.json is fetched.
+
+    Raises ModelSourceError, ModelUnavailableError, StoreError, OSError.
+    """
+    return model_shape(model, cache) if is_remote(name) else folder_shape(local_model(name, cache))
 
 
 def _shape(config: Any) -> ModelShape:

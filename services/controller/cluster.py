@@ -28,6 +28,9 @@ class Cluster(Protocol):
     async def prepare_data(self, record: RunRecord) -> dict[str, str]:
         """Download the data that the recipe names on the hub; returns their names for the record, by those."""
 
+    async def check_memory(self, record: RunRecord) -> None:
+        """Raise an error if the prepared model cannot fit the run's GPUs; nothing if their memory is unknown."""
+
     async def start(self, record: RunRecord) -> None:
         """Start the run's sampler, verifier and rollout fleets, and learner ranks unless it only evaluates.
 

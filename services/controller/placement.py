@@ -1,4 +1,4 @@
-"""Owns a run's start: queue it until the cluster has room, prepare its model, start its services, wait for them.
+"""Owns a run's start: queue it until the cluster has room, prepare its model, check that it fits, start its services.
 
 Must not place processes itself; it asks the cluster.
 """
@@ -47,7 +47,7 @@ class Placement:
         )
 
     async def place(self) -> RunRecord:
-        """Wait for room, prepare the model, and start the services; the record that they were started with."""
+        """Wait for room, prepare the model, and start the services if it fits; the record they were started with."""
         context = self._context
         record = await context.current()
         if record.state is RunState.QUEUED or not record.place:
@@ -63,6 +63,10 @@ class Placement:
                 "preparing-model", record.recipe.model.package or str(record.recipe.model.path)
             )
             await self._prepare(record)
+        if record.state in (RunState.QUEUED, RunState.STARTING):
+            # A resumed run may have fewer ranks than when its model was prepared.
+            record = await context.current()
+            await self._retried("memory", "the size of the model to be known", record, context.cluster.check_memory)
         await context.event_log.write("starting-services", ", ".join(replicas_desired(record)))
         return await self._start()
 

@@ -1,4 +1,4 @@
-"""Owns how far a cluster may grow, as its chart states: pods per role, and the size of a pod.
+"""Owns how far a cluster may grow, as its chart states: pods per role, and the size of a pod and its GPUs.
 
 Must not know what runs; its callers say what is requested.
 """
@@ -43,11 +43,12 @@ def resource_requests(recipe: Recipe, rollout_replicas: int) -> dict[str, list[R
 
 
 class RoleLimits(Section):
-    """At most `pods` pods serve a role, each with `cpus` and `gpus`."""
+    """At most `pods` pods serve a role, each with `cpus` and `gpus`; `gpu_memory_gib`: of one GPU, None if unknown."""
 
     pods: Annotated[int, Field(ge=0)]
     cpus: Annotated[float, Field(ge=0)]
     gpus: Annotated[float, Field(ge=0)]
+    gpu_memory_gib: Annotated[float, Field(gt=0)] | None = None
 
     def per_pod(self, request: ResourceRequest) -> int | None:
         """How many processes with this request fit into one pod; None: any number."""

@@ -6,6 +6,7 @@ Must not start an engine.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import shutil
@@ -14,6 +15,7 @@ import socket
 import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -351,6 +353,31 @@ async def test_a_prepared_model_is_a_path_a_missing_one_an_error(
     absent = await records.create(f"{run_id}-absent", parse_recipe(recipe_document("/nowhere")))
     with pytest.raises(ValueError, match=r"^model\.path: '/nowhere' is not valid: expected .*; no such folder"):
         await cluster.prepare_model(absent)
+
+
+@pytest.mark.timeout(180)
+async def test_a_model_that_does_not_fit_is_refused_by_the_chart(
+    cluster: Any, redis: Any, run_id: str, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    document = recipe_document(tiny_model, rollout={"gpus": 1.0}, learner={"gpus": 1.0})
+    await RunRecords(redis).create(run_id, parse_recipe(document))
+    record = replace(await RunRecords(redis).get(run_id), model_path=str(tiny_model))
+    role, path = {"pods": 1, "cpus": 4, "gpus": 1}, tmp_path / "bounds.json"
+    monkeypatch.setenv("PENSTOCK_BOUNDS", str(path))
+    for gib in (None, 8):
+        path.write_text(
+            json.dumps(dict.fromkeys(("cpu", "verifier", "rollout", "learner"), role | {"gpu_memory_gib": gib}))
+        )
+        await cluster.check_memory(record)
+    path.write_text(
+        json.dumps(dict.fromkeys(("cpu", "verifier", "rollout", "learner"), role | {"gpu_memory_gib": 1e-4}))
+    )
+    with pytest.raises(
+        RuntimeError, match=r"^learner\.zero_stage: .* is not valid: .*; rollout\.\w+: .*`penstock plan`"
+    ):
+        await cluster.check_memory(record)
+    path.write_text("{")
+    await cluster.check_memory(record)
 
 
 def test_no_serve_proxy_uses_a_port(ray_session: Path) -> None:

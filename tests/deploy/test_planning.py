@@ -9,17 +9,9 @@ import pytest
 from typer.testing import CliRunner
 
 from deploy.cli.main import app
-from deploy.cli.planning import (
-    GIB,
-    Throughput,
-    booked_gpus,
-    checkpoint_bytes,
-    rank_balance,
-    replica_memory,
-    step_time,
-    sync_bytes,
-)
-from learner.model.memory import activation_bytes, learner_memory
+from deploy.cli.planning import Throughput, booked_gpus, checkpoint_bytes, rank_balance, step_time
+from learner.model.fit import replica_memory, sync_bytes
+from learner.model.memory import GIB, activation_bytes, learner_memory
 from learner.model.shape import ModelShape, model_shape
 from services.settings import PRESETS, Recipe, load_recipe, parse_recipe
 from tests.harness.small_run import recipe_document

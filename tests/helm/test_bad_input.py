@@ -38,6 +38,9 @@ REFUSED: list[tuple[Set, tuple[str, ...]]] = [
     (("verifier.cpus=500m",), ("verifier.cpus", "integer")),
     (("rollout.gpus=-1",), ("rollout.gpus", "greater than or equal to 0")),
     (("cpu.gpus=1",), ("cpu.gpus", "0")),
+    (("learner.gpuMemoryGiB=0",), ("learner.gpuMemoryGiB", "greater than 0")),
+    (("rollout.gpuMemoryGiB=80Gi",), ("rollout.gpuMemoryGiB", "number")),
+    (("verifier.gpuMemoryGiB=80",), ("verifier.gpuMemoryGiB", "null")),
     (("cpu.minReplicas=0",), ("cpu.minReplicas", "greater than or equal to 1")),
     (("api.replicas=0",), ("api.replicas", "greater than or equal to 1")),
     (("redis.maxMemoryMiB=8192",), ("redis.maxMemoryMiB: 8192 is not valid", "three quarters of redis.memory (8Gi)")),
@@ -190,7 +193,7 @@ def test_several_errors_are_reported_at_once() -> None:
 
 GOOD: list[dict[str, Any]] = [
     {"rollout": {"minReplicas": 4, "maxReplicas": 4}},
-    {"rollout": {"maxReplicas": 1000}},
+    {"rollout": {"maxReplicas": 1000, "gpuMemoryGiB": 79.6}, "learner": {"gpuMemoryGiB": None}},
     {"rollout": {"requests": {"cpu": "7500m", "memory": "1.5Gi"}}},
     {"image": {"cpu": {"tag": "1.2.3-cpu"}, "gpu": {"digest": DIGEST}}},
     {"redis": {"memory": "4Gi", "maxMemoryMiB": 3072}},

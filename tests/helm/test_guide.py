@@ -11,7 +11,8 @@ from itertools import pairwise
 from operator import itemgetter
 from pathlib import Path
 
-from deploy.cli.planning import checkpoint_bytes, sync_bytes
+from deploy.cli.planning import checkpoint_bytes
+from learner.model.fit import sync_bytes
 from learner.model.shape import model_shape
 from services.settings import ClusterLimits, Recipe, load_recipe, resource_requests
 from services.streams.memory_bound import footprint

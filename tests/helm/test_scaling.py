@@ -10,6 +10,7 @@ from copy import deepcopy
 from itertools import product
 from typing import Any
 
+from services.settings import ClusterLimits
 from tests.harness.each import each
 from tests.helm.cases import CASES, CPU, DEFAULTS, EXISTING_SECRETS, ROLES, values_of
 from tests.helm.rendering import FULLNAME, Case, Document, Rendering, render
@@ -44,6 +45,14 @@ def test_groups_and_limits_are_those_of_the_values(case: Case) -> None:
         assert group["minReplicas"] <= group["replicas"] <= group["maxReplicas"]
         assert group["groupName"] == GROUP_NAMES[role][values[role]["gpus"] > 0]
     assert len(rendering.cluster.at("spec", "workerGroupSpecs")) == len(ROLES)
+
+
+def test_the_limits_have_the_memory_of_gpus_only_if_it_is_set() -> None:
+    """An earlier release refuses a field that it does not know."""
+    found = bounds(render(DEFAULTS.but({"rollout": {"gpuMemoryGiB": 79.6}})))
+    assert found == {**bounds(render(DEFAULTS)), "rollout": {"pods": 4, "cpus": 8, "gpus": 1, "gpu_memory_gib": 79.6}}
+    read = ClusterLimits.model_validate(found)
+    assert (read.rollout.gpu_memory_gib, read.learner.gpu_memory_gib) == (79.6, None)
 
 
 @each("case", CASES)

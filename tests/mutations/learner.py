@@ -298,6 +298,14 @@ LEARNER: dict[str, list[tuple[str, str, str]]] = {
     "learner/model/memory.py": [
         ("memory: a model that does not fit is loaded", "        if held > free:", "        if held > 2 * free:"),
     ],
+    "learner/model/fit.py": [
+        ("fit: the share of a GPU is forgotten", "room, need = gib * learner.gpus * GIB", "room, need = gib * GIB"),
+        (
+            "fit: staged weights take no memory",
+            "if need.weights + need.staged + cache <= room",
+            "if need.weights + cache <= room",
+        ),
+    ],
     "learner/training/minibatches.py": [
         (
             "mini-batches: one group too many",

@@ -1,6 +1,6 @@
 """Owns `penstock plan`: it prints what a recipe needs.
 
-Must not compute; deploy.cli.planning does.
+Must not compute; deploy.cli.planning and learner.model do.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def _checkpoints(recipe: Recipe, shape: ModelShape) -> Table:
 
 
 def _replica(recipe: Recipe, shape: ModelShape, gpu_gib: float) -> Table:
-    from deploy.cli.planning import replica_memory
+    from learner.model.fit import replica_memory
 
     need, rollout = replica_memory(recipe, shape), recipe.rollout
     cache = rollout.kv_cache_mib * 2**20
@@ -127,7 +127,8 @@ def _redis(recipe: Recipe) -> Table:
 
 
 def _step(recipe: Recipe, shape: ModelShape, stated: Throughput) -> Table:
-    from deploy.cli.planning import rank_balance, step_time, sync_bytes
+    from deploy.cli.planning import rank_balance, step_time
+    from learner.model.fit import sync_bytes
 
     time, steps = step_time(recipe, shape, stated), recipe.limits.rollout_steps
     overlap = "overlapped" if recipe.limits.max_staleness > 0 else "one after the other"

@@ -55,6 +55,9 @@ class WrittenCluster:
         """Nothing is loaded."""
         return str(record.recipe.model.path)
 
+    async def check_memory(self, record: RunRecord) -> None:
+        """Nothing is loaded, so everything fits."""
+
     async def start(self, record: RunRecord) -> None:
         """Want the processes of the recipe, and one sampler."""
         requests = resource_requests(record.recipe, record.rollout_replicas)

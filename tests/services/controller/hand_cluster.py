@@ -39,6 +39,10 @@ class HandCluster:
         self.request("prepare")
         return "/prepared"
 
+    async def check_memory(self, record):
+        if self.failing.get("memory"):
+            raise self.failing["memory"].pop(0)
+
     async def start(self, record):
         self.request("start", record.model_path)
 

@@ -106,6 +106,11 @@ def test_an_evaluation_run_requests_no_learner():
     assert resource_requests(evaluation.recipe, 1)["learner"] == []
 
 
+def test_a_file_without_the_memory_of_gpus_is_readable():
+    assert limits().learner.gpu_memory_gib is None
+    assert limits(learner={**FILE["learner"], "gpu_memory_gib": 79.6}).learner.gpu_memory_gib == 79.6
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
