@@ -59,7 +59,8 @@ def _check_fit(document: dict[str, Any], name: str, gib: dict[str, float | None]
     from learner.model.shape import recorded_shape
 
     recipe = Recipe.model_validate(document)
-    check_fit(recipe, recorded_shape(recipe.model, name, Path(cache)), gib["learner"], gib["rollout"])
+    if shape := recorded_shape(recipe.model, name, Path(cache)):
+        check_fit(recipe, shape, gib["learner"], gib["rollout"])
 
 
 @dataclass

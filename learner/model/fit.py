@@ -5,6 +5,7 @@ Must not ask a device what is free: this is checked before any process of the ru
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -35,7 +36,9 @@ def replica_memory(recipe: Recipe, shape: ModelShape) -> ReplicaMemory:
     size, parallel = BYTES[recipe.rollout.dtype], recipe.rollout.tensor_parallel
     per_token = shape.kv_values * size
     # vLLM sizes the cache per worker, and each worker holds a share of the heads.
-    tokens = recipe.rollout.kv_cache_mib * 2**20 * parallel / per_token
+    cache = recipe.rollout.kv_cache_mib * 2**20 * parallel
+    # A recurrent model keeps nothing per token.
+    tokens = cache / per_token if per_token else math.inf
     bucket = recipe.weights.bucket_mib * 2**20
     return ReplicaMemory(
         weights=shape.parameters * size / parallel,

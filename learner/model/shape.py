@@ -56,10 +56,10 @@ def folder_shape(folder: Path) -> ModelShape | None:
         return None
 
 
-def recorded_shape(model: ModelSettings, name: str, cache: Path) -> ModelShape:
+def recorded_shape(model: ModelSettings, name: str, cache: Path) -> ModelShape | None:
     """The shape of a run's model, by its `name` in the record; of one in a store only its config.json is fetched.
 
-    Raises ModelSourceError, ModelUnavailableError, StoreError, OSError.
+    None if its config does not state it. Raises ModelSourceError, ModelUnavailableError, StoreError, OSError.
     """
     return model_shape(model, cache) if is_remote(name) else folder_shape(local_model(name, cache))
 
