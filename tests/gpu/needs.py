@@ -1,6 +1,6 @@
 """Owns what a test on GPUs may need, what this machine has, and the rehearsal on a machine without GPUs.
 
-Must not start CUDA: it asks for the devices only where torch was built for them. A test whose needs are not met is
+Must not allocate on a device. A test whose needs are not met is
 skipped, and its reason names them.
 """
 
