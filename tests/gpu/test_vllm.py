@@ -17,7 +17,7 @@ import torch
 
 from learner.algorithm.parity import EngineComparison
 from learner.training.minibatches import PlannedSample, micro_batches
-from learner.training.policy import inputs, load_policy
+from learner.training.network.policy import inputs, load_policy
 from learner.weight_sync.broadcast import Rendezvous, send_snapshot
 from learner.weight_sync.snapshot import Snapshot
 from rollout.engine import Generation, RolloutEngine
