@@ -1,6 +1,6 @@
 """Owns the command `python -m benchmarks.gpu`: its options, its table and its JSON.
 
-Must not measure. Exit status 2: there is no device of the requested kind.
+Must not measure. Exit status 1: a part failed, 2: there is no device of the requested kind.
 """
 
 from __future__ import annotations
@@ -11,18 +11,20 @@ import os
 import sys
 import tempfile
 import time
-import warnings
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers.utils.logging import disable_progress_bar
 
-from benchmarks.gpu.flops import peak_flops, step_flops
-from benchmarks.gpu.parts import broadcast_rate, head_seconds, planned_bytes, rollout_steps, snapshot_rate
-from benchmarks.gpu.workload import SHAPES, Load, Shape, recipe, write_model
-from learner.training.process_group import Ranks
-from learner.training.trainer import Trainer, leave
+from benchmarks.gpu.flops import peak_flops
+from benchmarks.gpu.parts import (
+    PartFailedError,
+    apart,
+    broadcast_rate,
+    head_seconds,
+)
+from benchmarks.gpu.trained import device_name, measured, quiet
+from benchmarks.gpu.workload import SHAPES, write_model
 
 NO_DEVICE = 2
 
@@ -49,54 +51,30 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def device_name(device: torch.device) -> str:
-    """As the driver calls it."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu, {torch.get_num_threads()} threads"
-
-
-def measured(folder: Path, shape: Shape, stage: int, options: argparse.Namespace, ranks: Ranks) -> dict[str, Any]:
-    """The figures of a model at a ZeRO stage: steps, memory and the copy to the host."""
-    load = Load(options.groups, options.group_size, options.prompt_tokens, options.response_tokens)
-    tokens, checkpointing = options.micro_batch_tokens, options.checkpointing
-    settings = recipe(folder, load, stage=stage, micro_batch_tokens=tokens, checkpointing=checkpointing)
-    trainer = Trainer(folder, settings, ranks)
-    try:
-        parameters = sum(getattr(value, "ds_numel", value.numel()) for value in trainer.causal_lm.parameters())
-        steps = rollout_steps(trainer, load, shape.vocabulary, ranks.device, options.steps)
-        copied = snapshot_rate(trainer, options.bucket_mib, ranks.device, options.steps)
-    finally:
-        trainer.close()
-    flops = step_flops(shape, parameters, load) / steps.seconds
-    peak = peak_flops(device_name(ranks.device))
-    return {
-        "parameters": parameters,
-        "stage": stage,
-        "step_seconds": steps.seconds,
-        "tokens_per_second": load.rows * load.row_tokens / steps.seconds,
-        "flops_per_second": flops,
-        "mfu": flops / peak[0] if peak else None,
-        "peak_bytes": steps.peak_bytes,
-        "planned_bytes": planned_bytes(settings, shape, parameters),
-        "snapshot_bytes_per_second": copied,
-    }
-
-
-def figures(options: argparse.Namespace, ranks: Ranks) -> dict[str, Any]:
-    """Everything that is measured."""
+def figures(options: argparse.Namespace) -> dict[str, Any]:
+    """Everything that is measured; a part that fails is printed, and listed in `failures`."""
+    device, failures = torch.device(options.device, 0 if options.device == "cuda" else None), []
     found: dict[str, Any] = {
         "date": time.strftime("%Y-%m-%d"),
-        "device": device_name(ranks.device),
+        "device": device_name(device),
         "torch": torch.__version__,
-        "peak_flops": peak_flops(device_name(ranks.device)),
+        "peak_flops": peak_flops(device_name(device)),
         "options": {name: str(value) for name, value in vars(options).items()},
         "models": {},
+        "failures": failures,
     }
     for size in options.sizes:
         shape = SHAPES[size].reduced(options.layers, options.hidden, options.vocabulary)
         with tempfile.TemporaryDirectory() as folder:
-            write_model(Path(folder), shape, ranks.device)
-            stages = [measured(Path(folder), shape, stage, options, ranks) for stage in options.stages]
-        head = head_seconds(shape, options.micro_batch_tokens, ranks.device, options.steps)
+            write_model(Path(folder), shape, device)
+            stages = []
+            for stage in options.stages:
+                try:
+                    stages.append(apart(measured, Path(folder), shape, stage, options))
+                except PartFailedError as error:
+                    failures.append(f"{size}, ZeRO {stage}: {error}")
+                    print(f"failed: {failures[-1]}", file=sys.stderr, flush=True)
+        head = head_seconds(shape, options.micro_batch_tokens, device, options.steps)
         found["models"][size] = {"stages": stages, "head_seconds": head}
         print_model(size, found["models"][size], options.micro_batch_tokens)
     backend = "gloo" if options.device == "cpu" else "nccl"
@@ -125,7 +103,8 @@ def print_model(size: str, found: dict[str, Any], tokens: int) -> None:
 
 def print_table_row(found: dict[str, Any]) -> None:
     """Print rows for the table in docs/performance.md."""
-    print("\nfor docs/performance.md:")
+    reduced = any(found["options"][name] != "None" for name in ("layers", "hidden", "vocabulary"))
+    print("\nof a reduced shape:" if reduced else "\nfor docs/performance.md:")
     for size, model in found["models"].items():
         for row in model["stages"]:
             mfu = "-" if row["mfu"] is None else f"{row['mfu']:.1%}"
@@ -142,14 +121,8 @@ def main(arguments: list[str] | None = None) -> int:
         return NO_DEVICE
     if options.device == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    # What DeepSpeed calls in torch is deprecated there; the table should be readable.
-    warnings.simplefilter("ignore")
-    disable_progress_bar()
-    ranks = Ranks(0, 1, "127.0.0.1", 0, timeout_s=600)
-    try:
-        found = figures(options, ranks)
-    finally:
-        leave(ranks)
+    quiet()
+    found = figures(options)
     if found["broadcast"]:
         rate, backend = found["broadcast"]["bytes_per_second"] / 1e9, found["broadcast"]["backend"]
         print(f"broadcast ({backend}): {rate:.2f} GB/s from the host to one receiver")
@@ -158,7 +131,7 @@ def main(arguments: list[str] | None = None) -> int:
     print_table_row(found)
     options.json.write_text(json.dumps(found, indent=1) + "\n")
     print(f"written: {options.json}")
-    return 0
+    return 1 if found["failures"] else 0
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ Must not print.
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import statistics
@@ -26,7 +27,8 @@ from services.contracts.weight_group import nccl_environment
 from services.settings import Recipe
 
 CHUNKS = (128, 256, 512, 1024, 2048)
-BROADCAST_S = 120.0
+BROADCAST_S, PART_S = 120.0, 600.0
+"""Deadlines: of each blocking call of the broadcast, and of a measurement in a process of its own."""
 HOST = "127.0.0.1"
 
 
@@ -61,15 +63,26 @@ def seconds_of(work: Callable[[], Any], device: torch.device, repeats: int) -> f
     return statistics.median(taken[1:])
 
 
-def rollout_steps(trainer: Trainer, load: Load, vocabulary: int, device: torch.device, repeats: int) -> Steps:
-    """Train the same rollout step again and again. Adam's state exists from the first, uncounted one on."""
+def held_bytes(device: torch.device) -> int:
+    """Bytes of device memory that objects of this process hold, without those that only wait to be collected."""
+    gc.collect()
+    return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
+
+
+def rollout_steps(
+    trainer: Trainer, load: Load, vocabulary: int, device: torch.device, repeats: int, held: int = 0
+) -> Steps:
+    """Train the same rollout step again and again. Adam's state exists from the first, uncounted one on.
+
+    `held`: bytes on the device before the trainer was created, which are not counted.
+    """
     batch, payloads = rollout_step(load, vocabulary)
     plans = trainer.plan(batch)
     trainer.train(plans, payloads)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     seconds = seconds_of(lambda: trainer.train(plans, payloads), device, repeats)
-    return Steps(seconds, torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0)
+    return Steps(seconds, torch.cuda.max_memory_allocated(device) - held if device.type == "cuda" else 0)
 
 
 def head_seconds(shape: Shape, tokens: int, device: torch.device, repeats: int) -> dict[int, float]:
@@ -105,6 +118,43 @@ def snapshot_rate(trainer: Trainer, bucket_mib: int, device: torch.device, repea
 
     seconds = seconds_of(copy, device, repeats)
     return sizes[0] / seconds
+
+
+class PartFailedError(RuntimeError):
+    """A measurement in a process of its own failed; the text has its error."""
+
+
+def _report(pipe: Any, work: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    try:
+        pipe.send((work(*arguments), ""))
+    except Exception as error:  # noqa: BLE001 - the parent raises it
+        pipe.send((None, f"{type(error).__name__}: {error}"))
+    pipe.close()
+    os._exit(0)  # Gloo's threads outlive the interpreter's shutdown, and would abort it
+
+
+def apart(work: Callable[..., Any], *arguments: Any) -> Any:
+    """The result of `work` in a process of its own: a closed DeepSpeed engine keeps its memory while its process lives.
+
+    Raises PartFailedError, also after PART_S seconds.
+    """
+    context = multiprocessing.get_context("spawn")
+    pipe, end = context.Pipe(duplex=False)
+    process = context.Process(target=_report, args=(end, work, arguments), daemon=True)
+    process.start()
+    end.close()
+    try:
+        if not pipe.poll(PART_S):
+            raise PartFailedError(f"it took longer than {PART_S:g} s")
+        found, error = pipe.recv()
+    except EOFError:
+        raise PartFailedError("its process died") from None
+    finally:
+        process.kill()
+        process.join()
+    if error:
+        raise PartFailedError(error)
+    return found
 
 
 def _receive(backend: str, port: int, size: int, transfers: int) -> None:

@@ -92,6 +92,9 @@ def write_model(folder: Path, shape: Shape, device: torch.device) -> Path:
     with torch.device(device):
         model: Any = AutoModelForCausalLM.from_config(shape.config, dtype=torch.bfloat16)
     model.save_pretrained(folder)
+    del model
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
     return folder
 
 

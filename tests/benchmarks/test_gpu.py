@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from benchmarks.gpu.flops import PEAKS, peak_flops, step_flops
+from benchmarks.gpu.parts import PartFailedError, apart
 from benchmarks.gpu.workload import SHAPES, Load
 from learner.model.shape import model_shape
 from services.settings import ModelSettings
@@ -38,7 +39,7 @@ def test_it_runs_on_the_cpu_at_toy_size(tmp_path: Path) -> None:
     assert row["tokens_per_second"] * row["step_seconds"] == pytest.approx(TOKENS)
     flops = step_flops(SHAPES["0.5b"].reduced(2, 128, 512), row["parameters"], Load(2, 2, 8, 17))
     assert row["flops_per_second"] * row["step_seconds"] == pytest.approx(flops)
-    assert (row["mfu"], row["peak_bytes"], found["peak_flops"]) == (None, 0, None)
+    assert (row["mfu"], row["peak_bytes"], found["peak_flops"], found["failures"]) == (None, 0, None, [])
     assert min(row["planned_bytes"], row["snapshot_bytes_per_second"], found["broadcast"]["bytes_per_second"]) > 0
     assert sorted(map(int, found["models"]["0.5b"]["head_seconds"])) == [128, 256, 512, 1024, 2048]
     assert re.search(r"^\| \d{4}-\d\d-\d\d \| cpu, .*tokens/s, MFU -, ", finished.stdout, re.M)
@@ -56,6 +57,23 @@ def test_the_shapes_are_those_of_qwen(size: str, parameters: int, tmp_path: Path
     """The numbers of parameters that the published checkpoints have."""
     SHAPES[size].config.save_pretrained(tmp_path)
     assert model_shape(ModelSettings(path=str(tmp_path)), tmp_path).parameters == parameters
+
+
+def doubled(value: int) -> int:
+    """Work for a process of its own."""
+    if value < 0:
+        raise ValueError("negative")
+    if value == 0:
+        os._exit(3)
+    return 2 * value
+
+
+def test_a_part_fails_alone() -> None:
+    assert apart(doubled, 4) == 8
+    with pytest.raises(PartFailedError, match="ValueError: negative"):
+        apart(doubled, -1)
+    with pytest.raises(PartFailedError, match="its process died"):
+        apart(doubled, 0)
 
 
 def test_operations_by_hand() -> None:

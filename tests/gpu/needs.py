@@ -1,7 +1,6 @@
 """Owns what a test on GPUs may need, what this machine has, and the rehearsal on a machine without GPUs.
 
-Must not allocate on a device. A test whose needs are not met is
-skipped, and its reason names them.
+Must not allocate on a device. A test whose needs are not met is skipped, and its reason names them.
 """
 
 from __future__ import annotations

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 
-from benchmarks.gpu.parts import planned_bytes, rollout_steps
+from benchmarks.gpu.parts import held_bytes, planned_bytes, rollout_steps
 from benchmarks.gpu.workload import Load, Shape, recipe, write_model
 from learner.training.process_group import Ranks
 from learner.training.trainer import Trainer
@@ -39,9 +38,10 @@ def test_a_step_takes_what_is_planned(stage: int, checkpointing: bool, model: Pa
     load = LOADS[shape]
     tokens = 4 * (load.row_tokens + 1)
     settings = recipe(model, load, stage=stage, micro_batch_tokens=tokens, checkpointing=checkpointing)
+    held = held_bytes(device())
     trainer = Trainer(model, settings, ranks)
     parameters = sum(getattr(value, "ds_numel", value.numel()) for value in trainer.causal_lm.parameters())
-    found = rollout_steps(trainer, load, shape.vocabulary, device(), 2)
+    found = rollout_steps(trainer, load, shape.vocabulary, device(), 2, held)
     trainer.close()
     planned = planned_bytes(settings, shape, parameters)
     print(f"ZeRO {stage}: measured {found.peak_bytes / GIB:.2f} GiB, planned {planned / GIB:.2f} GiB")
@@ -56,13 +56,11 @@ def test_checkpointing_saves_memory(stage: int, model: Path, shape: Shape, ranks
     for checkpointing in (False, True):
         tokens = 4 * (load.row_tokens + 1)
         settings = recipe(model, load, stage=stage, micro_batch_tokens=tokens, checkpointing=checkpointing)
+        held = held_bytes(device())
         trainer = Trainer(model, settings, ranks)
         parameters = sum(getattr(value, "ds_numel", value.numel()) for value in trainer.causal_lm.parameters())
-        peaks.append(rollout_steps(trainer, load, shape.vocabulary, device(), 1).peak_bytes)
+        peaks.append(rollout_steps(trainer, load, shape.vocabulary, device(), 1, held).peak_bytes)
         plans.append(planned_bytes(settings, shape, parameters))
         trainer.close()
-        del trainer
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
     if not rehearsing():
         assert peaks[0] - peaks[1] > (plans[0] - plans[1]) / 2
