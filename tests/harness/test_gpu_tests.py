@@ -14,7 +14,7 @@ from tests.gpu.needs import GIB, REHEARSAL, Machine, shortages
 from tests.harness.selected_packages import link
 
 ROOT = Path(__file__).parents[2]
-ENOUGH = ("torch", "deepspeed", "transformers", "safetensors", "numpy", "pydantic", "pyarrow", "pytest")
+ENOUGH = ("torch", "deepspeed", "transformers", "accelerate", "safetensors", "numpy", "pydantic", "pyarrow", "pytest")
 DEVICE = Machine(1, 80 * GIB, "")
 
 
