@@ -14,6 +14,7 @@ from pydantic import Field, ValidationError, model_validator
 from services.settings.base import Section
 from services.settings.data import HELD_OUT, DataSettings, EvaluationSettings
 from services.settings.devices import architecture_faults, broadcast_faults, rank_faults, replica_faults
+from services.settings.engines import schedule_fault
 from services.settings.faults import explained, invalid
 from services.settings.presets import with_preset
 from services.settings.sections import (
@@ -91,6 +92,8 @@ class Recipe(Section):
         if prompt_tokens is not None and prompt_tokens > room:
             expected = f"at most model.max_model_len less max_new_tokens = {room}"
             raise ValueError(invalid("data.max_prompt_tokens", prompt_tokens, expected))
+        if fault := schedule_fault(self.rollout.engine, self.rollout.max_sequences, longest):
+            raise ValueError(fault)
         overlong = self.algorithm.overlong
         if overlong.punishment and self.overlong_cache > self.rollout.max_new_tokens:
             expected = f"at most rollout.max_new_tokens = {self.rollout.max_new_tokens}"

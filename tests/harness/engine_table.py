@@ -1,4 +1,4 @@
-"""Owns how services/settings/engines/known.json is made: names and types of the installed engines' arguments.
+"""Owns how services/settings/engines/known.json is made: names and values of the installed engines' arguments.
 
 Must not be used outside tests. Run it as a program after an upgrade of vLLM or DeepSpeed, and read the differences:
 `python -m tests.harness.engine_table`.
@@ -7,76 +7,129 @@ Must not be used outside tests. Run it as a program after an upgrade of vLLM or 
 from __future__ import annotations
 
 import dataclasses
+import enum
 import json
-import re
+import types
+import typing
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import annotated_types
+
+from services.settings.engines.values import Accepted
+
 FILE = Path(__file__).parents[2] / "services" / "settings" / "engines" / "known.json"
-SIMPLE = {"bool": "bool", "int": "int", "float": "float", "str": "str", "None": "null"}
+SIMPLE = {bool: "bool", int: "int", float: "float", str: "str", dict: "dict", list: "list", types.NoneType: "null"}
+DEEPSPEED_INT = "whole"
+"""DeepSpeed writes its counts as 5e8."""
 
 
-def kinds(annotation: str) -> list[str]:
-    """The kinds of values that an annotation allows; empty if that cannot be read from its text."""
-    found = set()
-    for part in re.sub(r"\[.*\]", "[]", annotation.replace("typing.", "")).split("|"):
-        name = part.strip()
-        if name in ("dict[]", "list[]"):
-            name = name[:-2]
-        elif name not in SIMPLE:
-            return []
-        found.add(SIMPLE.get(name, name))
-    return sorted(found)
+def accepted(annotation: Any, integer: str = "int") -> Accepted:
+    """Which values an annotation allows; empty if that cannot be told. `integer`: the kind that stands for int."""
+    kinds, values, items = set(), [], None
+    unions = (typing.Union, types.UnionType)
+    for part in typing.get_args(annotation) if typing.get_origin(annotation) in unions else (annotation,):
+        origin, of = typing.get_origin(part) or part, typing.get_args(part)
+        if origin is typing.Literal:
+            values += of
+        elif isinstance(origin, type) and issubclass(origin, enum.Enum):
+            # vLLM accepts the names of its enumerations, and the numbers of those that are numbers.
+            values += [member.value if isinstance(member, int) else member.name for member in origin]
+        elif origin in SIMPLE:
+            kinds.add(integer if origin is int else SIMPLE[origin])
+            items = accepted(of[0], integer) if origin is list and of else items
+        else:
+            return {}
+    if values and kinds <= {"null"}:
+        return {"values": values + [None] * len(kinds)}
+    kinds |= {SIMPLE[type(value)] for value in values}
+    return {"kinds": sorted(kinds)} | ({"items": items} if items else {})
 
 
-def vllm_arguments() -> dict[str, list[str]]:
-    """The fields of AsyncEngineArgs."""
+def bounds(metadata: Iterable[Any]) -> Accepted:
+    """The least and the largest whole number that pydantic's constraints allow."""
+    found: Accepted = {}
+    for constraint in metadata:
+        match constraint:
+            case annotated_types.Ge(ge=int(least)):
+                found["least"] = least
+            case annotated_types.Gt(gt=int(below)):
+                found["least"] = below + 1
+            case annotated_types.Le(le=int(most)):
+                found["most"] = most
+    return found
+
+
+def vllm_arguments() -> dict[str, Accepted]:
+    """The fields of AsyncEngineArgs, and those of its sections after a dot.
+
+    Their bounds are those of the configurations that vLLM makes from them.
+    """
+    from vllm.config import AttentionConfig, CompilationConfig, VllmConfig
     from vllm.engine.arg_utils import AsyncEngineArgs
 
-    return {
-        field.name: kinds(getattr(field.type, "__name__", str(field.type)))
+    parts: list[Any] = [VllmConfig, *(field.type for field in dataclasses.fields(VllmConfig))]
+    limits: dict[str, Accepted] = {}
+    for part in parts:
+        for name, field in getattr(part, "__pydantic_fields__", {}).items():
+            limits[name] = limits.get(name, {}) | bounds(field.metadata)
+    found = {
+        field.name: _bounded(accepted(field.type), limits.get(field.name, {}))
         for field in dataclasses.fields(AsyncEngineArgs)
     }
+    for section, config in {"attention_config": AttentionConfig, "compilation_config": CompilationConfig}.items():
+        fields: dict[str, Any] = config.__pydantic_fields__  # type: ignore[attr-defined]
+        for name, field in fields.items():
+            found[f"{section}.{name}"] = _bounded(accepted(field.annotation), bounds(field.metadata))
+    return found
+
+
+def _bounded(values: Accepted, limits: Accepted) -> Accepted:
+    return values | limits if {"int", DEEPSPEED_INT} & {*values.get("kinds", ())} else values
 
 
 class _Asked(dict[str, Any]):
-    """A document that remembers which keys were looked up."""
+    """A document that remembers which keys were looked up, and the switches among them: their default is a bool."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.names: set[str] = set()
+        self.names: dict[str, Accepted] = {}
 
     def get(self, key: Any, default: Any = None) -> Any:
-        self.names.add(key)
+        self.names[key] = {"kinds": ["bool"]} if isinstance(default, bool) else {}
         return super().get(key, default)
 
     def __contains__(self, key: Any) -> bool:
-        self.names.add(key)
+        self.names.setdefault(key, {})
         return super().__contains__(key)
 
 
-def deepspeed_arguments() -> dict[str, list[str]]:
-    """The names that DeepSpeed looks up in its document, and the fields of zero_optimization after a dot."""
+def deepspeed_arguments() -> dict[str, Accepted]:
+    """The names that DeepSpeed looks up in its document, and the fields of its sections after a dot."""
+    from deepspeed.comm.config import CommsLoggerConfig
     from deepspeed.runtime.config import DeepSpeedConfig
     from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 
     asked = _Asked()
     DeepSpeedConfig._initialize_params(DeepSpeedConfig.__new__(DeepSpeedConfig), asked)
-    found: dict[str, list[str]] = {name: [] for name in asked.names}
-    for name, field in DeepSpeedZeroConfig.model_fields.items():
-        plain = getattr(field.annotation, "__name__", "") if "[" not in str(field.annotation) else ""
-        # DeepSpeed writes its counts as 5e8.
-        allowed = ["float", "int"] if plain == "int" else kinds(plain)
-        found[f"zero_optimization.{field.alias or name}"] = allowed
+    found = asked.names
+    for section, config in {"comms_logger": CommsLoggerConfig, "zero_optimization": DeepSpeedZeroConfig}.items():
+        for name, field in config.model_fields.items():
+            values = accepted(field.annotation, DEEPSPEED_INT)
+            found[f"{section}.{field.alias or name}"] = _bounded(values, bounds(field.metadata))
     return found
 
 
-def table() -> dict[str, dict[str, list[str]]]:
+def table() -> dict[str, dict[str, Accepted]]:
     """The arguments of both engines by name, sorted."""
     engines = {"deepspeed": deepspeed_arguments(), "vllm": vllm_arguments()}
     return {engine: dict(sorted(names.items())) for engine, names in engines.items()}
 
 
 if __name__ == "__main__":
-    lines = json.dumps(table(), indent=1)
-    FILE.write_text(re.sub(r"\[\s+([^\]]*?)\s+\]", lambda found: "[" + " ".join(found[1].split()) + "]", lines) + "\n")
+    engines = []
+    for engine, names in table().items():
+        lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(values)}" for name, values in names.items())
+        engines.append(f' "{engine}": {{\n{lines}\n }}')
+    FILE.write_text("{\n" + ",\n".join(engines) + "\n}\n")

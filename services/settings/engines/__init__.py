@@ -1,8 +1,8 @@
-"""Owns which further arguments of DeepSpeed and vLLM a recipe may give, by name and type.
+"""Owns which further arguments of DeepSpeed and vLLM a recipe may give, and with which values.
 
-Must not import an engine: their names are in known.json, which tests/harness/engine_table.py makes.
+Must not import an engine: their arguments are in known.json, which tests/harness/engine_table.py makes.
 """
 
-from services.settings.engines.arguments import EngineArguments, deepspeed_fault, vllm_fault
+from services.settings.engines.arguments import EngineArguments, deepspeed_fault, schedule_fault, vllm_fault
 
-__all__ = ["EngineArguments", "deepspeed_fault", "vllm_fault"]
+__all__ = ["EngineArguments", "deepspeed_fault", "schedule_fault", "vllm_fault"]

@@ -1,4 +1,4 @@
-"""Owns the check of further engine arguments: known, allowed, of the right type.
+"""Owns the check of further engine arguments: known, allowed, with a value that the engine can take.
 
 Must not import an engine. An argument is allowed if it only changes speed or memory: what is trained and sampled, and
 how weights are stored and sent, follows from the recipe's own settings.
@@ -13,15 +13,20 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from services.settings.engines.values import Accepted, described, fits
 from services.settings.faults import invalid
 
 EngineArguments = dict[str, Any]
 """Names and values as the engine's own documentation has them."""
 
+
 _ZERO = "zero_optimization."
 DEEPSPEED = frozenset(
     {
-        "comms_logger",
+        "comms_logger.debug",
+        "comms_logger.enabled",
+        "comms_logger.prof_all",
+        "comms_logger.verbose",
         "disable_python_gc",
         "dump_state",
         "memory_breakdown",
@@ -60,8 +65,12 @@ VLLM = frozenset(
         "all2all_backend",
         "async_scheduling",
         "attention_backend",
-        "attention_config",
-        "compilation_config",
+        "attention_config.flash_attn_version",
+        "attention_config.use_trtllm_attention",
+        "compilation_config.cudagraph_copy_inputs",
+        "compilation_config.cudagraph_mode",
+        "compilation_config.mode",
+        "compilation_config.use_inductor_graph_partition",
         "cpu_distributed_timeout_seconds",
         "cudagraph_capture_sizes",
         "disable_cascade_attn",
@@ -71,14 +80,12 @@ VLLM = frozenset(
         "enable_chunked_prefill",
         "enable_expert_parallel",
         "enable_flashinfer_autotune",
-        "kernel_config",
         "linear_backend",
         "long_prefill_token_threshold",
         "max_cudagraph_capture_size",
         "max_num_batched_tokens",
         "max_num_scheduled_tokens",
         "moe_backend",
-        "num_gpu_blocks_override",
         "numa_bind",
         "numa_bind_cpus",
         "numa_bind_nodes",
@@ -92,7 +99,20 @@ VLLM = frozenset(
         "use_tqdm_on_load",
     }
 )
-"""The arguments of vLLM that a recipe may give."""
+"""The arguments of vLLM that a recipe may give: none that names code, a file or an address."""
+NARROWER: dict[str, Accepted] = {
+    "zero_optimization.allgather_bucket_size": {"least": 1},
+    "zero_optimization.stage3_module_granularity_threshold": {"least": 0},
+    "cpu_distributed_timeout_seconds": {"least": 1},
+    "cudagraph_capture_sizes": {"items": {"kinds": ["int"], "least": 1}},
+    "distributed_timeout_seconds": {"least": 1},
+    "max_cudagraph_capture_size": {"least": 1},
+    "numa_bind_cpus": {"items": {"kinds": ["str"], "pattern": r"[0-9]+(-[0-9]+)?(,[0-9]+(-[0-9]+)?)*"}},
+    "numa_bind_nodes": {"items": {"kinds": ["int"], "least": 0}},
+    # The last one, torchao, is for quantized weights, which no weight sync could replace.
+    "safetensors_load_strategy": {"values": ["lazy", "eager", "prefetch", None]},
+}
+"""What holds beside known.json: limits that an engine does not state with the type."""
 
 _BATCH = "learner.mini_batch_groups and learner.micro_batch_tokens, from which the batches of each step follow"
 _DTYPE = "learner.dtype"
@@ -140,6 +160,7 @@ _SYNC = (
     "no argument, because a weight sync replaces the weights by the learner's, under their names and in rollout.dtype"
 )
 _POLICY = "no argument, because the learner trains exactly the model that is sampled"
+_CODE = "no argument, because it names code that the engine would import"
 _IDS = "no argument, because replicas exchange token ids"
 VLLM_INSTEAD = {
     "model": "model.path",
@@ -150,6 +171,7 @@ VLLM_INSTEAD = {
     "max_model_len": "model.max_model_len",
     "max_num_seqs": "rollout.max_sequences",
     "kv_cache_memory_bytes": "rollout.kv_cache_mib",
+    "num_gpu_blocks_override": "rollout.kv_cache_mib, which it would override",
     "gpu_memory_utilization": "rollout.kv_cache_mib",
     "tensor_parallel_size": "rollout.tensor_parallel",
     "pipeline_parallel_size": "rollout.tensor_parallel, over which weights are sent",
@@ -175,6 +197,13 @@ VLLM_INSTEAD = {
     "worker_cls": _SYNC,
     "worker_extension_cls": _SYNC,
     "enable_sleep_mode": _SYNC,
+    "attention_config.backend": "rollout.engine.attention_backend",
+    "compilation_config.cudagraph_capture_sizes": "rollout.engine.cudagraph_capture_sizes",
+    "compilation_config.max_cudagraph_capture_size": "rollout.engine.max_cudagraph_capture_size",
+    "compilation_config.backend": _CODE,
+    "compilation_config.inductor_passes": _CODE,
+    "compilation_config.inductor_compile_config": _CODE,
+    "kernel_config": "rollout.engine.moe_backend, linear_backend or enable_flashinfer_autotune",
     "hf_overrides": _POLICY,
     "trust_remote_code": _POLICY,
     "speculative_config": "no argument, because log-probs of draft tokens were not compared with the learner's",
@@ -186,20 +215,15 @@ VLLM_INSTEAD = {
 
 
 @cache
-def known() -> dict[str, dict[str, list[str]]]:
-    """The arguments of the tested engines, with the kinds of their values; an empty list stands for any."""
-    table: dict[str, dict[str, list[str]]] = json.loads((Path(__file__).parent / "known.json").read_text())
+def known() -> dict[str, dict[str, Accepted]]:
+    """The arguments of the tested engines by name; one within a section has the section's name before a dot."""
+    table: dict[str, dict[str, Accepted]] = json.loads((Path(__file__).parent / "known.json").read_text())
     return table
 
 
 def deepspeed_fault(arguments: Mapping[str, Any]) -> str | None:
     """What is wrong with learner.deepspeed, or None."""
-    zero = arguments.get("zero_optimization", {})
-    if not isinstance(zero, Mapping):
-        return invalid("deepspeed.zero_optimization", zero, "a mapping of argument names to values")
-    flat = {name: value for name, value in arguments.items() if name != "zero_optimization"}
-    flat |= {_ZERO + name: value for name, value in zero.items()}
-    return _fault("deepspeed", "deepspeed", flat, DEEPSPEED, DEEPSPEED_INSTEAD)
+    return _fault("deepspeed", "deepspeed", arguments, DEEPSPEED, DEEPSPEED_INSTEAD)
 
 
 def vllm_fault(arguments: Mapping[str, Any]) -> str | None:
@@ -207,11 +231,35 @@ def vllm_fault(arguments: Mapping[str, Any]) -> str | None:
     return _fault("engine", "vllm", arguments, VLLM, VLLM_INSTEAD)
 
 
+def schedule_fault(arguments: Mapping[str, Any], max_sequences: int, max_model_len: int) -> str | None:
+    """What is wrong with the tokens of vLLM's steps in a valid rollout.engine, or None. Lengths in tokens."""
+    tokens = arguments.get("max_num_batched_tokens")
+    least = {f"rollout.max_sequences = {max_sequences}": max_sequences}
+    if arguments.get("enable_chunked_prefill") is False:
+        least[f"model.max_model_len = {max_model_len} with enable_chunked_prefill = false"] = max_model_len
+    for setting, limit in least.items():
+        if tokens is not None and tokens < limit:
+            return invalid("rollout.engine.max_num_batched_tokens", tokens, f"at least {setting}")
+    return None
+
+
 def _fault(
     field: str, engine: str, given: Mapping[str, Any], allowed: frozenset[str], instead: Mapping[str, str]
 ) -> str | None:
-    names = known()[engine]
+    sections = {name.partition(".")[0] for name in allowed if "." in name}
+    flat: dict[str, Any] = {}
     for name, value in given.items():
+        section, dot, rest = name.partition(".")
+        if dot:
+            return invalid(f"{field}.{name}", value, f"a mapping within a mapping: {section}: {{{rest}: ...}}")
+        if name not in sections:
+            flat[name] = value
+        elif isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+            flat |= {f"{name}.{key}": content for key, content in value.items()}
+        else:
+            return invalid(f"{field}.{name}", value, "a mapping of argument names to values")
+    names = known()[engine]
+    for name, value in flat.items():
         where = f"{field}.{name}"
         if name in instead:
             return invalid(where, value, instead[name])
@@ -220,14 +268,11 @@ def _fault(
             return invalid(where, value, f"an argument that {engine} has, such as {', '.join(near)}")
         if name not in allowed:
             return invalid(where, value, f"one of the arguments that change only speed or memory: {sorted(allowed)}")
-        if names[name] and _kind(value) not in _accepted(names[name]):
-            return invalid(where, value, f"a value of type {' or '.join(names[name])}")
+        if not fits(value, accepted := values_of(engine, name)):
+            return invalid(where, value, described(accepted))
     return None
 
 
-def _kind(value: Any) -> str:
-    return "null" if value is None else type(value).__name__
-
-
-def _accepted(kinds: list[str]) -> set[str]:
-    return {*kinds, "int"} if "float" in kinds else set(kinds)
+def values_of(engine: str, name: str) -> Accepted:
+    """The values of one of the known arguments that a recipe may give."""
+    return {**known()[engine][name], **NARROWER.get(name, {})}
