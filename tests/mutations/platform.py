@@ -135,6 +135,20 @@ PLATFORM = [
         ("tests/services/settings/test_devices.py",),
     ),
     Mutation(
+        "settings: any argument within a section of an engine",
+        "services/settings/engines/arguments.py",
+        "if name not in allowed:",
+        "if name not in allowed and '.' not in name:",
+        ("tests/services/settings/test_engine_arguments.py",),
+    ),
+    Mutation(
+        "settings: an engine's number that is not finite",
+        "services/settings/engines/values.py",
+        'return accepted.get("least", -MOST) <= number <= accepted.get("most", MOST)',
+        'return not (number < accepted.get("least", number) or number > accepted.get("most", number))',
+        ("tests/services/settings/test_engine_arguments.py",),
+    ),
+    Mutation(
         "chart: the API's Service selects the pods of another component",
         "helm/penstock/templates/api/api-service.yaml",
         '{{- include "penstock.selectorLabels" $self | nindent 4 }}',
