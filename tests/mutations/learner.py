@@ -287,25 +287,6 @@ LEARNER: dict[str, list[tuple[str, str, str]]] = {
             "return Distribution(tuple(tuple(share) for share in shares[1:] + shares[:1]), tokens)",
         ),
     ],
-    "learner/training/network/shards.py": [
-        (
-            "loading: a block starts at its first row",
-            "rows.reshape(-1)[at - first * row : until",
-            "rows.reshape(-1)[0 : until",
-        ),
-        ("loading: a tied tensor may be there twice", "if len(found) != 1:", "if not found:"),
-    ],
-    "learner/model/memory.py": [
-        ("memory: a model that does not fit is loaded", "        if held > free:", "        if held > 2 * free:"),
-    ],
-    "learner/model/fit.py": [
-        ("fit: the share of a GPU is forgotten", "room, need = gib * learner.gpus * GIB", "room, need = gib * GIB"),
-        (
-            "fit: staged weights take no memory",
-            "if need.weights + need.staged + cache <= room",
-            "if need.weights + cache <= room",
-        ),
-    ],
     "learner/training/minibatches.py": [
         (
             "mini-batches: one group too many",
@@ -354,11 +335,6 @@ LEARNER: dict[str, list[tuple[str, str, str]]] = {
             '"communication_data_type": "fp32"',
             '"communication_data_type": "bf16"',
         ),
-        (
-            "loading: every rank reads the first part",
-            "parameter.ds_zero_partition_rank * part.numel()",
-            "0 * part.numel()",
-        ),
         ("AdamW: other betas", '"betas": [0.9, 0.999]', '"betas": [0.9, 0.95]'),
         ("AdamW: weight decay ignored", '"weight_decay": learner.weight_decay', '"weight_decay": 0.0'),
     ],
@@ -369,11 +345,6 @@ LEARNER: dict[str, list[tuple[str, str, str]]] = {
             "head, temperature = self._logits(), 1.0",
         ),
         ("policy: the head in the weights' dtype", "if dtype is None:", "if True:"),
-        (
-            "sharing: a short window is not probed",
-            "if window < SHARED_ROW_TOKENS), default=0)",
-            "if not window), default=0)",
-        ),
         ("policy: entropies without gradient", "entropy_gradient=self.entropy_gradient", "entropy_gradient=False"),
     ],
     "learner/training/step_start.py": [

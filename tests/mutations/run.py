@@ -36,7 +36,6 @@ NEAR = {
     "learner/algorithm/kl.py": ("tests/conformance/test_kl.py",),
     "learner/algorithm/parity.py": ("tests/learner/test_parity.py",),
     "learner/coordinator/parity_gate.py": ("tests/learner/test_parity.py",),
-    "learner/model/fit.py": ("tests/learner/test_fit.py",),
     "learner/algorithm/loss.py": ("tests/conformance/test_loss.py",),
     "learner/algorithm/logprobs.py": (
         "tests/conformance/test_logprobs.py",
