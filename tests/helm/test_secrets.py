@@ -135,5 +135,13 @@ def test_only_preparation_has_the_hubs_token_and_address() -> None:
     env = render(HUB).pod("cpu").main.env
     assert env["HF_TOKEN"]["valueFrom"]["secretKeyRef"] == {"name": "own-hub", "key": "HF_TOKEN"}
     assert env["HF_ENDPOINT"]["value"] == "https://mirror.example.org:8444/hub"
+    for reused in (
+        DEFAULTS.but({"hub": None, "networkPolicy": {"hub": None}}),
+        HUB.but({"networkPolicy": {"hub": None}}),
+    ):
+        given = DEFAULTS if "hub" in reused.values and reused.values["hub"] is None else HUB
+        policies = [[policy.document for policy in render(case).all("NetworkPolicy")] for case in (reused, given)]
+        assert policies[0] == policies[1], "an upgrade that reuses the values of an older release"
+        assert render(reused).pod("cpu").main.env == render(given).pod("cpu").main.env
     own = [{"name": "HF_TOKEN", "value": "own"}, {"name": "HF_ENDPOINT", "value": "http://own"}]
     assert render(HUB.but({"cpu": {"env": own}})).pod("cpu").main.env["HF_TOKEN"]["value"] == "own"

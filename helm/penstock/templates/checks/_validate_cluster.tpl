@@ -37,8 +37,9 @@
 {{- if eq .Values.storage.kind "s3" -}}
 {{- $_ := set $wanted "storage.s3.existingSecret" (dict "name" .Values.storage.s3.existingSecret "keys" (list "AWS_ACCESS_KEY_ID" "AWS_SECRET_ACCESS_KEY")) -}}
 {{- end -}}
-{{- if .Values.hub.enabled -}}
-{{- $_ := set $wanted "hub.existingSecret" (dict "name" .Values.hub.existingSecret "keys" (list "HF_TOKEN")) -}}
+{{- $hub := .Values.hub | default dict -}}
+{{- if $hub.enabled -}}
+{{- $_ := set $wanted "hub.existingSecret" (dict "name" ($hub.existingSecret | default "") "keys" (list "HF_TOKEN")) -}}
 {{- end -}}
 {{- if .Values.api.ingress.enabled -}}
 {{- $_ := set $wanted "api.ingress.tlsSecret" (dict "name" .Values.api.ingress.tlsSecret "keys" (list "tls.crt" "tls.key") "kind" "tls") -}}

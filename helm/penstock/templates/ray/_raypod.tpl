@@ -22,7 +22,7 @@ metadata:
     {{- if and $files (eq $root.Values.storage.kind "s3") $root.Values.storage.s3.existingSecret }}
     checksum/store-auth: {{ include "penstock.storage.checksum" $root }}
     {{- end }}
-    {{- if and (eq .role "cpu") $root.Values.hub.enabled $root.Values.hub.existingSecret }}
+    {{- if and (eq .role "cpu") (dig "enabled" false ($root.Values.hub | default dict)) $root.Values.hub.existingSecret }}
     checksum/hub-auth: {{ include "penstock.hub.checksum" $root }}
     {{- end }}
     {{- with .of.annotations }}

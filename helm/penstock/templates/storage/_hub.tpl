@@ -2,7 +2,7 @@
 
 {{- define "penstock.hub.env" -}}
 {{- /* (dict "root" $ "own" $own): for a cpu pod. `own`: the names that the values set themselves. */ -}}
-{{- $hub := .root.Values.hub -}}
+{{- $hub := .root.Values.hub | default dict -}}
 {{- if not $hub.enabled -}}
 {{- if not (hasKey .own "HF_HUB_OFFLINE") }}
 - name: HF_HUB_OFFLINE
@@ -29,12 +29,16 @@
 {{- end }}
 
 {{- define "penstock.net.toHub" -}}
-{{- if .Values.hub.enabled -}}
-{{- $url := urlParse .Values.hub.endpoint -}}
+{{- $hub := .Values.hub | default dict -}}
+{{- if $hub.enabled -}}
+{{- /* The values of a release from before these sections existed have none (helm upgrade --reuse-values). */ -}}
+{{- $reach := .Values.networkPolicy.hub | default dict -}}
+{{- $anywhere := list (dict "ipBlock" (dict "cidr" "0.0.0.0/0" "except" (list "169.254.0.0/16"))) -}}
+{{- $url := urlParse ($hub.endpoint | default "") -}}
 {{- $port := regexFind "[0-9]+$" (regexFind ":[0-9]+$" $url.host) | default (eq $url.scheme "http" | ternary "80" "443") -}}
 - to:
-    {{- toYaml .Values.networkPolicy.hub.peers | nindent 4 }}
+    {{- toYaml (hasKey $reach "peers" | ternary $reach.peers $anywhere) | nindent 4 }}
   ports:
-    {{- include "penstock.net.ports" (dict "ports" (.Values.networkPolicy.hub.ports | default (list (int $port)))) | nindent 4 }}
+    {{- include "penstock.net.ports" (dict "ports" ($reach.ports | default (list (int $port)))) | nindent 4 }}
 {{- end }}
 {{- end }}
