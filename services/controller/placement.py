@@ -6,6 +6,7 @@ Must not place processes itself; it asks the cluster.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import time
 from collections.abc import Awaitable, Callable
@@ -21,7 +22,7 @@ from services.controller.run_metrics import replicas_desired
 from services.retry import Retry
 from services.settings import ClusterLimitsError, load_cluster_limits
 from services.storage.errors import StoreOutageError
-from services.storage.hub.address import is_hub
+from services.storage.hub.address import is_hub, is_pinned
 from services.storage.mirror import files_place
 from services.streams.state.heartbeat import live_processes
 from services.streams.state.run_record import RunRecord
@@ -63,6 +64,8 @@ class Placement:
                 "preparing-model", record.recipe.model.package or str(record.recipe.model.path)
             )
             await self._prepare(record)
+        elif record.state in (RunState.QUEUED, RunState.STARTING):
+            await self._restore_copies(record)
         if record.state in (RunState.QUEUED, RunState.STARTING):
             # A resumed run may have fewer ranks than when its model was prepared.
             record = await context.current()
@@ -142,6 +145,18 @@ class Placement:
                 await context.event_log.write("downloaded", name)
         paths = {"model_path": model} | ({"inputs": json.dumps(inputs)} if inputs else {})
         await context.records.set_paths(context.run, context.fence, **paths)
+
+    async def _restore_copies(self, record: RunRecord) -> None:
+        """Download copies of the hub again that were deleted since: services have neither token nor connection."""
+        cluster, recipe = self._context.cluster, record.pinned_recipe
+        if is_pinned(str(record.model_path)):
+            model = recipe.model.model_copy(update={"path": record.model_path})
+            recipe = recipe.model_copy(update={"model": model})
+        pinned = dataclasses.replace(record, stored_recipe=recipe.model_dump_json().encode())
+        if is_pinned(str(record.model_path)):
+            await self._retried("model", "the model to be ready", pinned, cluster.prepare_model)
+        if record.inputs:
+            await self._retried("inputs", "the data of the hub to be ready", pinned, cluster.prepare_data)
 
     async def _retried(self, wait: str, what: str, record: RunRecord, do: Callable[[RunRecord], Awaitable[R]]) -> R:
         """The result of a request. An unavailable store or hub is retried until the startup deadline."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from services.retry import Retry
 from services.storage.errors import StoreOutageError
 from services.storage.folders import local_copy
-from services.storage.hub.address import is_hub
+from services.storage.hub.address import is_pinned
 from services.storage.hub.copies import hub_copy
 from services.storage.mirror import exclusive
 from services.storage.places import is_remote, runs_folder
@@ -54,7 +54,7 @@ def local_model(name: str, cache: Path) -> Path:
     """
     if name.startswith(PACKAGE):
         return _packaged(name.removeprefix(PACKAGE), cache)
-    if is_hub(name):
+    if is_pinned(name):
         return _patiently(lambda: hub_copy(name, "model.path", "model", cache))
     return _fetched(name, "model.path", cache) if is_remote(name) else Path(name)
 
@@ -66,7 +66,7 @@ def local_file(path: str, field: str) -> Path:
 
 def local_data(path: str, field: str) -> Path:
     """A file or folder with data, on this node; unlike `local_file` also of the hub. Raises StoreError, OSError."""
-    if is_hub(path):
+    if is_pinned(path):
         return _patiently(lambda: hub_copy(path, field, "dataset", inputs_folder()))
     return local_file(path, field)
 

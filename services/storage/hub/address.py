@@ -66,6 +66,14 @@ def is_hub(text: str | None) -> bool:
     return text is not None and (text.startswith(SCHEME) or SHORT.fullmatch(text) is not None)
 
 
+def is_pinned(name: str) -> bool:
+    """Whether the name of a model or of data in a record is on the hub. Records never have the short form.
+
+    A path with an @ in the record of an older release is an ordinary path.
+    """
+    return name.startswith(SCHEME)
+
+
 def parse_hub(text: str, field: str, kind: Kind) -> HubAddress:
     """The address that `text`, the value of `field`, gives. Raises StoreError, which names both."""
     match = FULL.fullmatch(text) or SHORT.fullmatch(text)

@@ -9,6 +9,7 @@ import logging
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -16,7 +17,7 @@ from pydantic import ValidationError
 from services.storage.errors import StoreError, StoreOutageError
 from services.storage.facts import digest_of
 from services.storage.folders import MANIFEST, FolderManifest, add_folder, fetch_folder
-from services.storage.hub.address import SCHEME, HubAddress, Kind, parse_hub
+from services.storage.hub.address import COMMIT, SCHEME, HubAddress, Kind, parse_hub
 from services.storage.hub.request import DownloadAnswer, DownloadRequest
 from services.storage.hub.selection import CONFIG
 from services.storage.places import StoreAddress, configured_store
@@ -31,8 +32,9 @@ STORED_BELOW: dict[Kind, str] = {"model": "models", "dataset": "inputs"}
 
 
 def pinned_name(text: str, field: str, kind: Kind, cache: Path, deadline_s: float = DOWNLOAD_S) -> str:
-    """Download what a recipe's `field` names to `cache`, and put it into the store; returns its name for the record.
+    """Put what a recipe's `field` names into `cache` and the store; returns its name for the record.
 
+    Taken from the store if it is there, else downloaded, all within `deadline_s` seconds.
     The name has the commit and the digest: every node and every later process gets the same files by it, whatever the
     revision is by then. Raises StoreError, OSError.
     """
@@ -41,28 +43,40 @@ def pinned_name(text: str, field: str, kind: Kind, cache: Path, deadline_s: floa
         raise StoreError(
             f"{field}: {text!r} is ambiguous: a folder of the hub and a local path; expected ./{text} or {SCHEME}..."
         )
-    found = _downloaded(address, text, field, cache, deadline_s)
+    ends = time.monotonic() + deadline_s
+    asked = address
+    if configured_store() and not COMMIT.fullmatch(address.revision):
+        # A commit is needed to find the copy in the store.
+        address = _downloaded(address, text, field, cache, deadline_s, only_commit=True)
+    _take_from_store(address, cache)
+    found = _downloaded(address, text, field, cache, ends - time.monotonic())
+    if asked.digest and found.digest != asked.digest:
+        raise _changed(text, field, found.digest)
     _put_into_store(found, cache)
     return str(found)
 
 
 def pinned_data(fields: dict[str, str], cache: Path, deadline_s: float) -> dict[str, str]:
-    """The names for the record of data sets, by their text in the recipe, as its `fields` are too. See pinned_name."""
-    each_s = deadline_s / max(1, len(fields))
-    return {text: pinned_name(text, field, "dataset", cache, each_s) for text, field in fields.items()}
+    """The names for the record of data sets, by their text in the recipe, as its `fields` are too. See pinned_name.
+
+    `deadline_s`: for all of them together.
+    """
+    ends = time.monotonic() + deadline_s
+    return {text: pinned_name(text, field, "dataset", cache, ends - time.monotonic()) for text, field in fields.items()}
 
 
 def hub_copy(name: str, field: str, kind: Kind, cache: Path) -> Path:
-    """The folder or file on this node of what the record or a recipe names, fetched if it is not there yet.
+    """The folder or file on this node of what a record names, taken from the store if it is not there yet.
 
-    Fetched from the store if it is there, else from the hub. Raises StoreError, OSError.
+    Never downloaded: only preparation has the token and a connection. Raises StoreError, OSError.
     """
     address = parse_hub(name, field, kind)
-    if address.digest and not _folder(address, cache).exists() and (at := _in_store(address)):
-        fetch_folder(at, cache / address.folder, address.name)
-    if not address.digest or not _folder(address, cache).exists():
-        address = _downloaded(address, name, field, cache, DOWNLOAD_S)
-    elif (digest := _digest(_folder(address, cache), field)) != address.digest:
+    _take_from_store(address, cache)
+    if not _folder(address, cache).exists():
+        raise StoreError(
+            f"{field}: {name!r} has no copy in {cache} nor in a store; resume the run to download it again"
+        )
+    if (digest := _digest(_folder(address, cache), field)) != address.digest:
         raise _changed(name, field, digest)
     return _folder(address, cache) / address.path
 
@@ -78,18 +92,20 @@ def _folder(address: HubAddress, cache: Path) -> Path:
     return cache / address.folder / address.name
 
 
-def _downloaded(address: HubAddress, shown: str, field: str, cache: Path, deadline_s: float) -> HubAddress:
-    """The address with commit and digest, once its files are in `cache`."""
-    what = DownloadRequest(**address._asdict(), cache=str(cache))
+def _downloaded(
+    address: HubAddress, shown: str, field: str, cache: Path, deadline_s: float, *, only_commit: bool = False
+) -> HubAddress:
+    """The address with commit and digest, once its files are in `cache`; with `only_commit`, the commit alone."""
+    what = DownloadRequest(**address._asdict(), cache=str(cache), only_commit=only_commit)
     command = [sys.executable, "-m", "services.storage.hub.download", what.model_dump_json()]
     try:
         # Its standard error is this process's own: the log lines of the download.
         done = subprocess.run(
-            command, stdout=subprocess.PIPE, text=True, timeout=deadline_s, check=False, env=_environment()
+            command, stdout=subprocess.PIPE, text=True, timeout=max(0.0, deadline_s), check=False, env=_environment()
         )
     except subprocess.TimeoutExpired:
         raise StoreOutageError(
-            f"{field}: {shown!r} was not downloaded within {deadline_s:g} s; the next attempt continues"
+            f"{field}: {shown!r} was not downloaded within {max(0.01, deadline_s):.3g} s; the next attempt continues"
         ) from None
     try:
         answer = DownloadAnswer.model_validate_json(done.stdout)
@@ -98,8 +114,6 @@ def _downloaded(address: HubAddress, shown: str, field: str, cache: Path, deadli
     if answer.error:
         kind = StoreOutageError if answer.outage else StoreError
         raise kind(f"{field}: {shown!r} cannot be downloaded: {answer.error}")
-    if address.digest and answer.digest != address.digest:
-        raise _changed(shown, field, answer.digest)
     return address._replace(revision=answer.commit, digest=answer.digest)
 
 
@@ -121,6 +135,11 @@ def _in_store(address: HubAddress) -> StoreAddress | None:
     """Where the store keeps the files: beside the folders of runs, below a name that no run may have."""
     store = configured_store()
     return store / STORED_BELOW[address.kind] / address.folder / address.name if store else None
+
+
+def _take_from_store(address: HubAddress, cache: Path) -> None:
+    if not _folder(address, cache).exists() and (at := _in_store(address)):
+        fetch_folder(at, cache / address.folder, address.name)
 
 
 def _put_into_store(address: HubAddress, cache: Path) -> None:

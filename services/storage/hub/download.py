@@ -75,6 +75,14 @@ def download(address: HubAddress, cache: Path) -> HubAddress:
     return found
 
 
+def resolve(address: HubAddress, cache: Path) -> HubAddress:
+    """The address with its commit, without its files. Raises StoreError, OSError."""
+    found = address._replace(revision=_tried(address, lambda: _commit(address, cache)))
+    cache.mkdir(parents=True, exist_ok=True)
+    _remember(address, found, cache)
+    return found
+
+
 def _commit(address: HubAddress, cache: Path) -> str:
     """The commit of the address's revision; offline, the one that was fetched last."""
     if COMMIT.fullmatch(address.revision):
@@ -235,7 +243,7 @@ def main(argv: list[str]) -> int:
     request = DownloadRequest.model_validate_json(argv[0])
     _log_to_stderr()
     try:
-        found = download(request.address, Path(request.cache))
+        found = (resolve if request.only_commit else download)(request.address, Path(request.cache))
         answer = DownloadAnswer(commit=found.revision, digest=found.digest)
     except OSError as error:
         outage = isinstance(error, StoreOutageError) and not isinstance(error, DamagedError)

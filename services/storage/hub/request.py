@@ -10,13 +10,17 @@ from services.storage.hub.address import HubAddress, Kind
 
 
 class DownloadRequest(Value):
-    """What to download; `cache` is the folder in which the copy's folder belongs."""
+    """What to download; `cache` is the folder in which the copy's folder belongs.
+
+    `only_commit`: find the commit of the revision, and download nothing.
+    """
 
     kind: Kind
     repository: str
     revision: str
     path: str
     cache: str
+    only_commit: bool = False
 
     @property
     def address(self) -> HubAddress:

@@ -63,7 +63,8 @@ def test_a_moved_branch_changes_later_runs_only(hub: HubServer, files: dict[str,
     before = pin(tmp_path / "a")
     repository.commit(files | {"config.json": files["config.json"] + b" "})
     assert pin(tmp_path / "a") != before
-    for cache in (tmp_path / "a", tmp_path / "b"):  # here before, and a replica that is added later
+    assert pinned_name(before, "model.path", "model", tmp_path / "b") == before  # prepared again for a resumed run
+    for cache in (tmp_path / "a", tmp_path / "b"):
         assert (copy(before, cache) / "config.json").read_bytes() == files["config.json"]
 
 
@@ -73,7 +74,13 @@ def test_a_pinned_name_is_refused_with_other_files(hub: HubServer, files: dict[s
     wrong = f"{name.partition('#')[0]}#{'0' * 64}"
     for cache in (tmp_path, tmp_path / "other"):
         with pytest.raises(StoreError, match=r"model\.path: 'hf://.*' has other files than when the run started"):
-            copy(wrong, cache)
+            pinned_name(wrong, "model.path", "model", cache)
+    with pytest.raises(StoreError, match=r"has other files than when the run started"):
+        copy(wrong, tmp_path)
+    hub.requests.clear()
+    with pytest.raises(StoreError, match=r"has no copy in .* nor in a store; resume the run"):
+        copy(name, tmp_path / "third")
+    assert not hub.requests, "a service asked the hub"
 
 
 def test_a_cut_transfer_continues_in_the_file(hub: HubServer, files: dict[str, bytes], tmp_path: Path) -> None:
@@ -287,8 +294,11 @@ def test_other_nodes_take_a_model_from_the_store(
 ) -> None:
     hub.model(NAME, files)
     name = pin(tmp_path / "a")
-    assert pin(tmp_path / "b") == name  # a second run, prepared on another node: what is stored already stays
     hub.requests.clear()
+    assert pin(tmp_path / "b") == name  # a second run, prepared on another node
+    assert [request.split("/")[-1] for request in hub.requests] == ["main"], "only the commit comes from the hub"
+    hub.requests.clear()
+    assert pinned_name(name, "model.path", "model", tmp_path / "f") == name
     folder = local_model(name, tmp_path / "c")
     assert (folder / "model.safetensors").read_bytes() == files["model.safetensors"]
     assert not hub.requests
@@ -296,7 +306,10 @@ def test_other_nodes_take_a_model_from_the_store(
     store.damaged(f"{stored}/config.json", files["config.json"].replace(b"128", b"129"))
     with pytest.raises(StoreError, match=r"/config\.json: damaged"):
         local_model(name, tmp_path / "d")
-    # An upload that was cut off has no manifest: the files are taken from the hub, of the same commit.
+    # An upload that was cut off has no manifest: preparation takes the files from the hub, of the same commit.
     store.damaged(f"{stored}/.penstock.json", None)
+    with pytest.raises(StoreError, match=r"has no copy"):
+        local_model(name, tmp_path / "e")
+    assert pinned_name(name, "model.path", "model", tmp_path / "e") == name
     assert files_of(local_model(name, tmp_path / "e")) == files_of(folder)
     assert hub.requests

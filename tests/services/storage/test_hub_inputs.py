@@ -16,6 +16,7 @@ from learner.model.source import ModelSourceError, record_name
 from services.sampler.data import DataError, load_splits
 from services.settings import ModelSettings, parse_recipe
 from services.storage.errors import StoreOutageError
+from services.storage.hub import copies
 from services.storage.hub.copies import OFFLINE, pinned_data
 from services.storage.models import local_data, local_model
 from services.streams.state.runs import RunRecords
@@ -62,10 +63,30 @@ async def test_a_sampler_reads_the_data_as_it_was_resolved(
     splits = load_splits(recipe.data, recipe.evaluation.sets)
     texts = {prompt.messages[-1]["content"] for prompt in (*splits.train, *splits.held_out, *splits.sets["test"])}
     assert texts == {"9 + 9?", *(f"{n} + 1?" for n in range(6))}
-    gone = recipe.data.model_copy(update={"path": "org/sums@main/none.jsonl"})
-    with pytest.raises(DataError, match=r"^data\.path: '.*/none\.jsonl' cannot be downloaded: it has no file"):
+    gone = recipe.data.model_copy(update={"path": inputs[DATA].replace("train.jsonl", "none.jsonl")})
+    with pytest.raises(DataError, match=r"^data\.path: '.*/none\.jsonl.*' has no copy in .*; resume the run"):
         load_splits(gone)
     assert local_data(inputs[DATA], "data.path").read_bytes() == rows(range(6))
+
+
+def test_a_stored_path_with_an_at_sign_is_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert local_data("sets/aime@2024.jsonl", "data.path") == Path("sets/aime@2024.jsonl")
+    assert local_model("models/tiny@2024", tmp_path) == Path("models/tiny@2024")
+
+
+def test_data_sets_share_one_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given, now = [], [0.0]
+
+    def pin(text: str, field: str, kind: str, cache: Path, deadline_s: float) -> str:
+        given.append(deadline_s)
+        now[0] += 10.0
+        return text
+
+    monkeypatch.setattr(copies, "pinned_name", pin)
+    monkeypatch.setattr(copies.time, "monotonic", lambda: now[0])
+    pinned_data({"a": "data.path", "b": "data.path", "c": "data.path"}, tmp_path, 60.0)
+    assert given == [60.0, 50.0, 40.0]
 
 
 def test_the_record_names_a_model_that_every_command_takes(
