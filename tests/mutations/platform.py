@@ -396,8 +396,8 @@ PLATFORM = [
     Mutation(
         "hub: a copy with other files than the run started with is used",
         "services/storage/hub/copies.py",
-        "    elif (digest := _digest(_folder(address, cache), field)) != address.digest:",
-        "    elif not (digest := _digest(_folder(address, cache), field)):",
+        "    if (digest := _digest(_folder(address, cache), field)) != address.digest:",
+        "    if not (digest := _digest(_folder(address, cache), field)):",
         ("tests/services/storage/test_hub.py",),
     ),
     Mutation(
