@@ -11,9 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from learner.training.minibatches import filler
 from learner.training.process_group import Ranks
+from learner.training.token_advantages import with_advantages
 from learner.training.trainer import leave
-from services.settings import Recipe
+from services.settings import Recipe, ValueSettings
 from services.streams.delivery.payloads import SamplePayload
 from tests.conformance import dense
 from tests.harness.tiny_model import write_tiny_model
@@ -158,3 +160,15 @@ def test_values_are_reported(policy: Path, ranks: Ranks) -> None:
     assert 0 < two_steps.metrics["value_clip_share"] < 1, "the second optimizer step starts from moved values"
     _, without = run_case(policy, replace(CASE, algorithm={}), ranks)
     assert not {name for name in without.metrics if "value" in name or "return" in name}
+
+
+def test_a_filler_does_not_enter_the_whitening() -> None:
+    """Its value is that of a meaningless token; two real tokens with rewards 1 and -1 are whitened to themselves."""
+    real = replace(filler(), data=replace(filler().data, weight=torch.ones(1, dtype=torch.float64)))
+    work = [
+        [replace(real, data=replace(real.data, advantage=torch.tensor([reward]))) for reward in (1.0, -1.0)]
+        + [filler()]
+    ]
+    values = [[torch.zeros(1), torch.zeros(1), torch.full((1,), 50.0)]]
+    found, _ = with_advantages(work, values, ValueSettings(), lambda total: total)
+    assert [float(batch.data.advantage) for batch in found[0][:2]] == pytest.approx([1.0, -1.0])

@@ -265,7 +265,7 @@ PLATFORM = [
         "learner/training/network/shards.py",
         "rows.reshape(-1)[at - first * row : until",
         "rows.reshape(-1)[0 : until",
-        ("tests/learner/test_loading.py",),
+        ("tests/learner/test_gathers.py",),
     ),
     Mutation(
         "loading: a tied tensor may be there twice",
@@ -286,7 +286,7 @@ PLATFORM = [
         "learner/training/network/policy.py",
         "if window < SHARED_ROW_TOKENS), default=0)",
         "if not window), default=0)",
-        ("tests/learner/test_model.py",),
+        ("tests/learner/test_loading.py",),
     ),
     Mutation(
         "memory: a model that does not fit is loaded",

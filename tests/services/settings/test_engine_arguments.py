@@ -146,64 +146,114 @@ def test_arguments_of_speed_and_memory_are_accepted() -> None:
 @pytest.mark.parametrize(
     ("sections", "expected"),
     [
-        (zero(reduce_buket_size=5), f"{ZERO}reduce_buket_size: 5 is not valid: expected an argument that deepspeed "
-                                    "has, such as zero_optimization.reduce_bucket_size"),
+        (
+            zero(reduce_buket_size=5),
+            f"{ZERO}reduce_buket_size: 5 is not valid: expected an argument that deepspeed "
+            "has, such as zero_optimization.reduce_bucket_size",
+        ),
         (zero(stage=2), f"{ZERO}stage: 2 is not valid: expected learner.zero_stage"),
         (zero(zero_quantized_weights=True), f"{ZERO}zero_quantized_weights: true is not valid: expected no argument, "),
         (zero(reduce_scatter="yes"), f"{ZERO}reduce_scatter: 'yes' is not valid: expected a value of type bool"),
-        (zero(sub_group_size=True), f"{ZERO}sub_group_size: true is not valid: expected a value of type whole number, "
-                                    "at least 0"),
-        (zero(reduce_bucket_size=0), f"{ZERO}reduce_bucket_size: 0 is not valid: expected a value of type whole "
-                                     "number, at least 1"),
+        (
+            zero(sub_group_size=True),
+            f"{ZERO}sub_group_size: true is not valid: expected a value of type whole number, at least 0",
+        ),
+        (
+            zero(reduce_bucket_size=0),
+            f"{ZERO}reduce_bucket_size: 0 is not valid: expected a value of type whole number, at least 1",
+        ),
         (zero(stage3_prefetch_bucket_size=1.5), f"{ZERO}stage3_prefetch_bucket_size: 1.5 is not valid: "),
-        (zero(stage3_max_live_parameters=-10**12), f"{ZERO}stage3_max_live_parameters: -1000000000000 is not valid: "),
+        (
+            zero(stage3_max_live_parameters=-(10**12)),
+            f"{ZERO}stage3_max_live_parameters: -1000000000000 is not valid: ",
+        ),
         (zero(allgather_bucket_size=0), f"{ZERO}allgather_bucket_size: 0 is not valid: "),
-        (zero(overlap_comm={"a": 1}), f"{ZERO}overlap_comm: {{'a': 1}} is not valid: expected a value of type bool or "
-                                      "null"),
-        ({"learner": {"deepspeed": {"zero_optimization": {1: 2}}}}, "learner.deepspeed.zero_optimization: {1: 2} is "
-                                "not valid: expected a mapping of argument names to values"),
+        (
+            zero(overlap_comm={"a": 1}),
+            f"{ZERO}overlap_comm: {{'a': 1}} is not valid: expected a value of type bool or null",
+        ),
+        (
+            {"learner": {"deepspeed": {"zero_optimization": {1: 2}}}},
+            "learner.deepspeed.zero_optimization: {1: 2} is not valid: expected a mapping of argument names to values",
+        ),
         ({"learner": {"deepspeed": {1: 2}}}, "learner.deepspeed.1"),
-        ({"learner": {"deepspeed": {"zero_optimization.reduce_bucket_size": 5}}}, f"{ZERO}reduce_bucket_size: 5 is not "
-                                "valid: expected a mapping within a mapping: zero_optimization: {reduce_bucket_size: "),
-        ({"learner": {"deepspeed": {"comms_logger": 5}}}, "learner.deepspeed.comms_logger: 5 is not valid: expected a "
-                                "mapping of argument names to values"),
+        (
+            {"learner": {"deepspeed": {"zero_optimization.reduce_bucket_size": 5}}},
+            f"{ZERO}reduce_bucket_size: 5 is not "
+            "valid: expected a mapping within a mapping: zero_optimization: {reduce_bucket_size: ",
+        ),
+        (
+            {"learner": {"deepspeed": {"comms_logger": 5}}},
+            "learner.deepspeed.comms_logger: 5 is not valid: expected a mapping of argument names to values",
+        ),
         ({"learner": {"deepspeed": {"zero_optimization": 3}}}, "learner.deepspeed.zero_optimization: 3 is not valid: "),
         ({"learner": {"deepspeed": {"optimizer": {}}}}, "learner.deepspeed.optimizer: {} is not valid: expected "),
         ({"learner": {"deepspeed": {"fp16": {}}}}, "learner.deepspeed.fp16: {} is not valid: expected learner.dtype"),
         ({"learner": {"deepspeed": {"wandb": {}}}}, "learner.deepspeed.wandb: {} is not valid: expected one of "),
-        ({"rollout": {"engine": {"max_num_batched_token": 5}}}, "rollout.engine.max_num_batched_token: 5 is not valid: "
-                                "expected an argument that vllm has, such as max_num_batched_tokens"),
-        ({"rollout": {"engine": {"max_num_batched_tokens": "5"}}}, "rollout.engine.max_num_batched_tokens: '5' is not "
-                                "valid: expected a value of type int or null, at least 1"),
+        (
+            {"rollout": {"engine": {"max_num_batched_token": 5}}},
+            "rollout.engine.max_num_batched_token: 5 is not valid: "
+            "expected an argument that vllm has, such as max_num_batched_tokens",
+        ),
+        (
+            {"rollout": {"engine": {"max_num_batched_tokens": "5"}}},
+            "rollout.engine.max_num_batched_tokens: '5' is not valid: expected a value of type int or null, at least 1",
+        ),
         ({"rollout": {"engine": {"stream_interval": 0}}}, "rollout.engine.stream_interval: 0 is not valid: "),
-        ({"rollout": {"engine": {"attention_backend": "no_such"}}}, "rollout.engine.attention_backend: 'no_such' is "
-                                "not valid: expected one of 'FLASH_ATTN', "),
-        ({"rollout": {"engine": {"performance_mode": "fastest"}}}, "rollout.engine.performance_mode: 'fastest' is not "
-                                "valid: expected one of 'balanced', 'interactivity', 'throughput'"),
+        (
+            {"rollout": {"engine": {"attention_backend": "no_such"}}},
+            "rollout.engine.attention_backend: 'no_such' is not valid: expected one of 'FLASH_ATTN', ",
+        ),
+        (
+            {"rollout": {"engine": {"performance_mode": "fastest"}}},
+            "rollout.engine.performance_mode: 'fastest' is not "
+            "valid: expected one of 'balanced', 'interactivity', 'throughput'",
+        ),
         ({"rollout": {"engine": {"optimization_level": -5}}}, "rollout.engine.optimization_level: -5 is not valid: "),
-        ({"rollout": {"engine": {"cudagraph_capture_sizes": ["a"]}}}, "rollout.engine.cudagraph_capture_sizes: ['a'] "
-                                "is not valid: expected a value of type list or null with at least one item, each a "
-                                "value of type int, at least 1"),
-        ({"rollout": {"engine": {"compilation_config": 5}}}, "rollout.engine.compilation_config: 5 is not valid: "
-                                "expected a mapping of argument names to values"),
-        ({"rollout": {"engine": {"max_num_batched_tokens": 1}}}, "rollout.engine.max_num_batched_tokens: 1 is not "
-                                "valid: expected at least rollout.max_sequences = "),
-        ({"rollout": {"engine": {"max_num_batched_tokens": 64, "enable_chunked_prefill": False}}}, "rollout.engine."
-                                "max_num_batched_tokens: 64 is not valid: expected at least model.max_model_len = 256 "
-                                "with enable_chunked_prefill = false"),
-        ({"rollout": {"engine": {"num_gpu_blocks_override": 0}}}, "rollout.engine.num_gpu_blocks_override: 0 is not "
-                                "valid: expected rollout.kv_cache_mib"),
-        ({"rollout": {"engine": {"safetensors_load_strategy": "torchao"}}}, "rollout.engine.safetensors_load_strategy: "
-                                "'torchao' is not valid: expected one of 'lazy', 'eager', 'prefetch', null"),
+        (
+            {"rollout": {"engine": {"cudagraph_capture_sizes": ["a"]}}},
+            "rollout.engine.cudagraph_capture_sizes: ['a'] "
+            "is not valid: expected a value of type list or null with at least one item, each a "
+            "value of type int, at least 1",
+        ),
+        (
+            {"rollout": {"engine": {"compilation_config": 5}}},
+            "rollout.engine.compilation_config: 5 is not valid: expected a mapping of argument names to values",
+        ),
+        (
+            {"rollout": {"engine": {"max_num_batched_tokens": 1}}},
+            "rollout.engine.max_num_batched_tokens: 1 is not valid: expected at least rollout.max_sequences = ",
+        ),
+        (
+            {"rollout": {"engine": {"max_num_batched_tokens": 64, "enable_chunked_prefill": False}}},
+            "rollout.engine."
+            "max_num_batched_tokens: 64 is not valid: expected at least model.max_model_len = 256 "
+            "with enable_chunked_prefill = false",
+        ),
+        (
+            {"rollout": {"engine": {"num_gpu_blocks_override": 0}}},
+            "rollout.engine.num_gpu_blocks_override: 0 is not valid: expected rollout.kv_cache_mib",
+        ),
+        (
+            {"rollout": {"engine": {"safetensors_load_strategy": "torchao"}}},
+            "rollout.engine.safetensors_load_strategy: "
+            "'torchao' is not valid: expected one of 'lazy', 'eager', 'prefetch', null",
+        ),
         ({"rollout": {"engine": {"seed": 5}}}, "rollout.engine.seed: 5 is not valid: expected seed"),
-        ({"rollout": {"engine": {"quantization": "fp8"}}}, "rollout.engine.quantization: 'fp8' is not valid: expected "
-                                "no argument, because a weight sync"),
+        (
+            {"rollout": {"engine": {"quantization": "fp8"}}},
+            "rollout.engine.quantization: 'fp8' is not valid: expected no argument, because a weight sync",
+        ),
         ({"rollout": {"engine": {"enable_dbo": True}}}, "rollout.engine.enable_dbo: true is not valid: expected "),
-        ({"learner": {"zero_stage": 0, "offload_optimizer": True}}, "learner.offload_optimizer: true is not valid: "
-                                "expected false with zero_stage = 0"),
-        ({"learner": {"zero_stage": 2, "offload_parameters": True}}, "learner.offload_parameters: true is not valid: "
-                                "expected false with zero_stage = 2"),
+        (
+            {"learner": {"zero_stage": 0, "offload_optimizer": True}},
+            "learner.offload_optimizer: true is not valid: expected false with zero_stage = 0",
+        ),
+        (
+            {"learner": {"zero_stage": 2, "offload_parameters": True}},
+            "learner.offload_parameters: true is not valid: expected false with zero_stage = 2",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_is_refused_is_named(sections: dict[str, Any], expected: str) -> None:
     assert re.match(re.escape(expected), refused(**sections)), refused(**sections)
