@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from deepspeed.utils import safe_get_full_optimizer_state
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -304,6 +303,8 @@ def moment(trainer: Trainer, case: Case, name: str, ranks: Ranks) -> Any:
         optimizer = trainer._engine.optimizer
         return optimizer.state[_master(optimizer, parameter)]["exp_avg"]
     if case.stage == 3:
+        from deepspeed.utils import safe_get_full_optimizer_state
+
         return safe_get_full_optimizer_state(parameter, "exp_avg")
     # DeepSpeed's own function rounds to float32, and does not find the second group of parameters.
     return STAGES[case.stage](trainer._engine, trainer._named(), ranks)._whole(name, "exp_avg", 0)

@@ -112,36 +112,34 @@ def test_a_folder_that_cannot_be_made_fails_the_checkpoint(archive: RunArchive, 
 def test_after_a_kill_during_a_write_the_previous_one_is_used(archive: RunArchive, checkpoints: Checkpoints) -> None:
     before = save(checkpoints, header(2), block_of(1000))
     code = f"from tests.learner.test_checkpoint_failures import write_forever; write_forever({str(archive.folder)!r})"
-    process = subprocess.Popen(
-        [sys.executable, "-c", code],
-        cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)})
     try:
-        assert process.stdout is not None
-        name = process.stdout.readline().strip()
-        partial = archive.checkpoints / f".{name}" / "rank-0000.safetensors"
-        ends = time.monotonic() + 240
-        while not (partial.exists() and partial.stat().st_size > 1 << 20):
-            assert process.poll() is None
-            assert time.monotonic() < ends
-            time.sleep(0.01)
+        partial = being_written(archive, process)
     finally:
         process.kill()
-        process.communicate(timeout=60)
+        process.wait(timeout=60)
     assert checkpoints.newest_intact(STEPS) == (before, {})
-    assert checkpoints.clear_interrupted(WRITER) == [f".{name}"]
+    assert checkpoints.clear_interrupted(WRITER) == [partial]
     after = save(checkpoints, header(4), block_of(1000))
     assert names(archive) == [before.name, after.name]
+
+
+def being_written(archive: RunArchive, process: subprocess.Popen[bytes]) -> str:
+    """The name of the partial checkpoint's folder, once more than 1 MiB of its file is on the disk."""
+    ends = time.monotonic() + 240
+    while True:
+        for file in archive.checkpoints.glob(".*/rank-0000.safetensors"):
+            if file.stat().st_size > 1 << 20:
+                return file.parent.name
+        assert process.poll() is None, "the writer ended"
+        assert time.monotonic() < ends, "the writer wrote less than 1 MiB in 240 s"
+        time.sleep(0.01)
 
 
 def write_forever(folder: str) -> None:
     """The work of the process that the test kills."""
     checkpoints = Checkpoints(RunArchive(Path(folder)))
     name = checkpoints.partial.start(4, WRITER)
-    print(name, flush=True)
     checkpoints.partial.write(name, 0, Endless(), NEVER)
 
 
