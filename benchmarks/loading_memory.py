@@ -21,9 +21,10 @@ import numpy as np
 
 from learner.model.memory import LearnerMemory, learner_memory
 from learner.model.shape import folder_shape
-from services.contracts import Batch, BatchGroup, BatchSample, SamplerState
+from services.contracts import Batch, BatchGroup, BatchSample
 from services.settings import Recipe, parse_recipe
 from services.streams.delivery.payloads import SamplePayload
+from tests.harness.batches import batch_with
 from tests.harness.free_ports import free_port
 
 ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "262144", "MALLOC_TRIM_THRESHOLD_": "262144"}
@@ -149,15 +150,7 @@ def _step(vocabulary: int, groups: int) -> tuple[Batch, dict[str, SamplePayload]
             sample: dict[str, Any] = {"payload": key, "tokens": TOKENS, "advantage": 1.0 - 2 * index, "reward": 1.0}
             samples.append(BatchSample(correct=True, masked=False, staleness=0, **sample))
         members.append(BatchGroup(group=str(group), samples=tuple(samples)))
-    return Batch(
-        step=1,
-        version=0,
-        groups=tuple(members),
-        sampler_state=SamplerState(cursor=0, next_group=0),
-        sampling_metrics={},
-        generation_started_at=0.0,
-        generation_finished_at=0.0,
-    ), payloads
+    return batch_with(members, step=1), payloads
 
 
 def _rank(rank: int, folder: str, tiny: str, stage: str, dtype: str, world: str, port: str, old: str) -> None:

@@ -108,6 +108,25 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_model(tmp_path_factory.mktemp("tiny"), scale=0.2)
 
 
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with smaller weights, for tests of gradients."""
+    from tests.harness.tiny_model import write_tiny_model
+
+    return write_tiny_model(tmp_path_factory.mktemp("policy"), scale=0.1)
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Any]:
+    """This process as the only rank of a learner. DeepSpeed needs a process group also for one."""
+    from learner.training.process_group import Ranks
+    from learner.training.trainer import leave
+
+    alone = Ranks(0, 1, "127.0.0.1", 0, timeout_s=60)
+    yield alone
+    leave(alone)
+
+
 @pytest.fixture(scope="session")
 def s3_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
     """The S3 server that tests share."""

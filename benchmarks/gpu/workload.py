@@ -13,9 +13,10 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, Qwen2Config
 
-from services.contracts import Batch, BatchGroup, BatchSample, SamplerState
+from services.contracts import Batch, BatchGroup, BatchSample
 from services.settings import Recipe, parse_recipe
 from services.streams.delivery.payloads import SamplePayload
+from tests.harness.batches import batch_with
 
 
 @dataclass(frozen=True)
@@ -141,13 +142,5 @@ def rollout_step(load: Load, vocabulary: int) -> tuple[Batch, dict[str, SamplePa
                 )
             )
         groups.append(BatchGroup(group=f"g{group}", samples=tuple(samples), prompt_tokens=load.prompt))
-    batch = Batch(
-        step=0,
-        version=0,
-        groups=tuple(groups),
-        sampler_state=SamplerState(cursor=0, next_group=0),
-        sampling_metrics={},
-        generation_started_at=0.0,
-        generation_finished_at=0.0,
-    )
+    batch = batch_with(groups)
     return batch, payloads

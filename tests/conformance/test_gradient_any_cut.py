@@ -21,9 +21,10 @@ from learner.algorithm.reductions import REDUCTIONS
 from learner.training.minibatches import MicroBatch, filler, longest_shared_row, micro_batches, plan_step
 from learner.training.network.policy import PolicyModel, inputs, load_policy
 from learner.training.trainer import loss_settings
-from services.contracts import Batch, BatchGroup, BatchSample, SamplerState
+from services.contracts import Batch, BatchGroup, BatchSample
 from services.streams.delivery.payloads import SamplePayload
 from tests.conformance import dense
+from tests.harness.batches import batch_with
 from tests.learner.cases import (
     EVERYTHING,
     ICEPOP,
@@ -139,15 +140,7 @@ def shuffled(groups: list[BatchGroup], seed: int) -> Batch:
         group = groups[place]
         samples = tuple(group.samples[index] for index in draw.permutation(len(group.samples)))
         members.append(BatchGroup(group=group.group, samples=samples, prompt_tokens=group.prompt_tokens))
-    return Batch(
-        step=0,
-        version=0,
-        groups=tuple(members),
-        sampler_state=SamplerState(cursor=0, next_group=0),
-        sampling_metrics={},
-        generation_started_at=0.0,
-        generation_finished_at=0.0,
-    )
+    return batch_with(members)
 
 
 def accumulated(policy: PolicyModel, work: list[MicroBatch], settings: LossSettings, case: Case) -> Tensor:

@@ -7,8 +7,25 @@ import torch
 
 from learner.algorithm.logprobs import CHUNK_TOKENS, token_logprobs
 
+Pair = tuple[torch.Tensor, torch.Tensor]
 chunked = pytest.mark.conformance(formula="log softmax(z / T)[o_t]; H = -sum p log p", setting="CHUNK_TOKENS")
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}
+
+
+def assert_equal(found: Pair, expected: Pair, inputs: list[torch.Tensor], *, entropy_gradient: bool) -> None:
+    """Log-probs and entropies agree, and so do their gradients of `inputs`, whose dtype sets the tolerance."""
+    tolerance = TOLERANCE[inputs[0].dtype]
+    for value, reference in zip(found, expected, strict=True):
+        torch.testing.assert_close(value.double(), reference.double(), atol=tolerance, rtol=tolerance)
+    assert found[1].requires_grad is entropy_gradient
+    weights = torch.randn(2, len(found[0]), dtype=torch.float64)
+
+    def gradients(pair: Pair) -> tuple[torch.Tensor, ...]:
+        used = [(value * weight).sum() for value, weight in zip(pair, weights, strict=True)]
+        return torch.autograd.grad(sum(used[: 1 + entropy_gradient]), inputs)
+
+    for gradient, reference in zip(gradients(found), gradients(expected), strict=True):
+        torch.testing.assert_close(gradient, reference, atol=10 * tolerance, rtol=10 * tolerance)
 
 
 @chunked
@@ -41,17 +58,7 @@ def test_any_chunking_is_the_full_softmax(
     logprobs = torch.log_softmax(head(hidden) / 0.5, -1)
     expected = logprobs.gather(-1, targets[:, None])[:, 0]
     entropies = -(logprobs.exp() * logprobs).sum(-1)
-    tolerance = TOLERANCE[dtype]
-    torch.testing.assert_close(found, expected, atol=tolerance, rtol=tolerance)
-    torch.testing.assert_close(entropy.detach(), entropies.detach(), atol=tolerance, rtol=tolerance)
-    assert entropy.requires_grad is entropy_gradient
-    scale, other = torch.randn(7, dtype=dtype), torch.randn(7, dtype=dtype)
-    loss, wanted = (found * scale).sum(), (expected * scale).sum()
-    if entropy_gradient:
-        loss, wanted = loss + (entropy * other).sum(), wanted + (entropies * other).sum()
-    gradients = torch.autograd.grad(loss, [hidden, head.weight])
-    for gradient, reference in zip(gradients, torch.autograd.grad(wanted, [hidden, head.weight]), strict=True):
-        torch.testing.assert_close(gradient, reference, atol=10 * tolerance, rtol=10 * tolerance)
+    assert_equal((found, entropy), (expected, entropies), [hidden, head.weight], entropy_gradient=entropy_gradient)
 
 
 NUCLEI = [[3, 1], [10], [9, 8, 7, 6, 5, 4, 3, 2, 1, 0], [2, 5, 1], [0, 4], [7, 10], [1, 2, 3]]
@@ -85,17 +92,8 @@ def test_nuclei_renormalise(
     options = {"entropy_gradient": entropy_gradient, "nuclei": nuclei}
     found, entropy = token_logprobs(hidden, targets, head, 0.5, **options)
     expected, entropies = renormalised(head(hidden), 0.5)
-    tolerance = TOLERANCE[dtype]
-    assert (found.dtype, entropy.requires_grad) == (dtype, entropy_gradient)
-    torch.testing.assert_close(found.double(), expected, atol=tolerance, rtol=tolerance)
-    torch.testing.assert_close(entropy.double().detach(), entropies.detach(), atol=tolerance, rtol=tolerance)
-    scale, other = torch.randn(7, dtype=torch.float64), torch.randn(7, dtype=torch.float64)
-    loss, wanted = (found * scale).sum(), (expected * scale).sum()
-    if entropy_gradient:
-        loss, wanted = loss + (entropy * other).sum(), wanted + (entropies * other).sum()
-    gradients = torch.autograd.grad(loss, [hidden, head.weight])
-    for gradient, reference in zip(gradients, torch.autograd.grad(wanted, [hidden, head.weight]), strict=True):
-        torch.testing.assert_close(gradient, reference, atol=10 * tolerance, rtol=10 * tolerance)
+    assert found.dtype == dtype
+    assert_equal((found, entropy), (expected, entropies), [hidden, head.weight], entropy_gradient=entropy_gradient)
 
 
 @pytest.mark.conformance(formula="log p(o_t) - log sum of p over the nucleus", setting="rollout.top_p, rollout.top_k")

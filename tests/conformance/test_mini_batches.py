@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from learner.training.minibatches import MiniBatch, plan_step
 from learner.training.shares import PlannedSample, distribute
-from services.contracts import Batch, BatchGroup, BatchSample, SamplerState
+from services.contracts import Batch, BatchGroup, BatchSample
 from tests.conformance.reduction_formulas import REDUCED
+from tests.harness.batches import batch_with
 
 
 def batch_of(*groups: list[tuple[int, bool]]) -> Batch:
@@ -33,15 +34,7 @@ def batch_of(*groups: list[tuple[int, bool]]) -> Batch:
             for index, (tokens, masked) in enumerate(sizes)
         )
         members.append(BatchGroup(group=f"g{number}", samples=samples, prompt_tokens=1))
-    return Batch(
-        step=0,
-        version=0,
-        groups=tuple(members),
-        sampler_state=SamplerState(cursor=0, next_group=0),
-        sampling_metrics={},
-        generation_started_at=0.0,
-        generation_finished_at=0.0,
-    )
+    return batch_with(members)
 
 
 def planned(plan: MiniBatch) -> list[PlannedSample]:

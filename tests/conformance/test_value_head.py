@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,11 +13,9 @@ from torch import Tensor
 from learner.training.minibatches import filler
 from learner.training.process_group import Ranks
 from learner.training.token_advantages import with_advantages
-from learner.training.trainer import leave
 from services.settings import Recipe, ValueSettings
 from services.streams.delivery.payloads import SamplePayload
 from tests.conformance import dense
-from tests.harness.tiny_model import write_tiny_model
 from tests.learner.cases import PPO, TEMPERATURE, Case, recipe, run_case, scaled, shifted, step_data, value_weight
 
 pytestmark = [
@@ -31,18 +28,6 @@ pytestmark = [
 ]
 CASE = Case("ppo", stage=0, dtype="float64", algorithm=PPO, given_proximal=True)
 Found = dict[str, Tensor]
-
-
-@pytest.fixture(scope="module")
-def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_model(tmp_path_factory.mktemp("policy"), scale=0.1)
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    alone = Ranks(0, 1, "127.0.0.1", 0, timeout_s=60)
-    yield alone
-    leave(alone)
 
 
 def advantages(values: Tensor, reward: float, wanted: Recipe) -> Tensor:

@@ -25,12 +25,13 @@ from learner.training.process_group import Ranks
 from learner.training.results import Trained
 from learner.training.state import STAGES
 from learner.training.trainer import Trainer
-from services.contracts import Batch, BatchGroup, BatchSample, SamplerState, VersionSpan
+from services.contracts import Batch, BatchGroup, BatchSample, VersionSpan
 from services.settings import LearnerSettings, Recipe, parse_recipe
 from services.streams.delivery.nucleus import Nuclei
 from services.streams.delivery.payloads import SamplePayload
 from tests.conformance import dense
 from tests.conformance.widened import in_float64
+from tests.harness.batches import batch_with
 
 VOCABULARY = 107
 TEMPERATURE = 0.7
@@ -200,15 +201,7 @@ def step_data(folder: Path, data: str, *, backwards: bool = False) -> tuple[Batc
             )
         samples = samples[::-1] if backwards else samples
         members.append(BatchGroup(group=f"g{group}", samples=tuple(samples), prompt_tokens=len(prompt)))
-    batch = Batch(
-        step=0,
-        version=0,
-        groups=tuple(members[::-1] if backwards else members),
-        sampler_state=SamplerState(cursor=0, next_group=0),
-        sampling_metrics={},
-        generation_started_at=0.0,
-        generation_finished_at=0.0,
-    )
+    batch = batch_with(members[::-1] if backwards else members)
     return batch, payloads
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,10 +13,9 @@ from torch import Tensor
 from learner.algorithm.loss import token_loss
 from learner.training.network.policy import inputs, load_policy
 from learner.training.process_group import Ranks
-from learner.training.trainer import Trainer, leave
+from learner.training.trainer import Trainer
 from services.contracts import Batch
 from services.streams.delivery.payloads import SamplePayload
-from tests.harness.tiny_model import write_tiny_model
 from tests.learner.cases import MASKED, RESPONSES, TEMPERATURE, Case, moment, open_trainer, step_data
 
 pytestmark = [
@@ -27,18 +25,6 @@ LENGTHS = np.random.default_rng(0).integers(3, 20, (4, 16)).tolist()
 CASE = Case("many", dtype="bfloat16", budget=1, data="many", mini_batch_groups=4, share_prompts=False)
 """64 responses, each in a micro-batch of its own, in one optimizer step."""
 Gradient = dict[str, Tensor]
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    group = Ranks(0, 1, "127.0.0.1", 0, timeout_s=60)
-    yield group
-    leave(group)
-
-
-@pytest.fixture(scope="module")
-def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_model(tmp_path_factory.mktemp("policy"), scale=0.1)
 
 
 def added_up(trainer: Trainer, folder: Path, data: tuple[Batch, dict[str, SamplePayload]]) -> tuple[Gradient, Gradient]:

@@ -17,12 +17,12 @@ from services.contracts import (
     BatchSample,
     Fence,
     OptimizerStepRecord,
-    SamplerState,
     StepRecord,
 )
 from services.settings import parse_recipe
 from services.streams.delivery.nucleus import Nuclei
 from services.streams.delivery.payloads import SamplePayload
+from tests.harness.batches import batch_with
 from tests.harness.small_run import recipe_document
 from tests.learner.committed import WRITER
 
@@ -39,15 +39,7 @@ def batch(step: int, keys: tuple[str, ...] = ("a", "b", "c")) -> Batch:
         BatchSample(payload=key, tokens=2, advantage=0.1 + 0.2, reward=1.0, correct=True, masked=False, staleness=0)
         for key in keys
     )
-    return Batch(
-        step=step,
-        version=step - 1,
-        groups=(BatchGroup(group="g", samples=samples),),
-        sampler_state=SamplerState(cursor=0, next_group=0),
-        sampling_metrics={},
-        generation_started_at=1.0,
-        generation_finished_at=2.0,
-    )
+    return batch_with((BatchGroup(group="g", samples=samples),), step=step, version=step - 1)
 
 
 def payload(prompt: list[int], response: list[int], logprobs: list[float]) -> SamplePayload:

@@ -8,8 +8,9 @@ import torch
 
 from learner.training.minibatches import filler, micro_batches, plan_step
 from learner.training.shares import PlannedSample
-from services.contracts import Batch, BatchGroup, BatchSample, SamplerState
+from services.contracts import Batch, BatchGroup, BatchSample
 from services.streams.delivery.payloads import SamplePayload
+from tests.harness.batches import batch_with
 
 
 def batch_of(*groups: tuple[str, list[int], set[int]]) -> Batch:
@@ -32,15 +33,7 @@ def batch_of(*groups: tuple[str, list[int], set[int]]) -> Batch:
         )
         for name, tokens, masked in groups
     )
-    return Batch(
-        step=0,
-        version=0,
-        groups=members,
-        sampler_state=SamplerState(cursor=0, next_group=0),
-        sampling_metrics={},
-        generation_started_at=0.0,
-        generation_finished_at=0.0,
-    )
+    return batch_with(members)
 
 
 def payload(prompt: list[int], response: list[int]) -> SamplePayload:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,11 +12,10 @@ from torch import Tensor
 
 from learner.training.process_group import Ranks
 from learner.training.results import Trained
-from learner.training.trainer import Trainer, leave
+from learner.training.trainer import Trainer
 from services.contracts import Batch
 from services.streams.delivery.payloads import SamplePayload
 from tests.conformance import dense
-from tests.harness.tiny_model import write_tiny_model
 from tests.learner.cases import EVERYTHING, ICEPOP, Case, open_trainer, proximal_of, recipe, run_case, scaled, step_data
 
 pytestmark = [
@@ -43,18 +41,6 @@ STEPS = {
         *(replace(EXACT, name=f"zero-{stage}", stage=stage, dtype="float32", gradient_clip=1.0) for stage in (1, 2, 3)),
     )
 }
-
-
-@pytest.fixture(scope="module")
-def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_model(tmp_path_factory.mktemp("policy"), scale=0.1)
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    group = Ranks(0, 1, "127.0.0.1", 0, timeout_s=60)
-    yield group
-    leave(group)
 
 
 def train(trainer: Trainer, batch: Batch, payloads: dict[str, SamplePayload]) -> Trained:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from torch import Tensor
 from learner.training.minibatches import MicroBatch, PlannedSample, micro_batches
 from learner.training.network.policy import PolicyModel, can_share_prompts, inputs, load_policy
 from learner.training.process_group import Ranks
-from learner.training.trainer import Trainer, leave
+from learner.training.trainer import Trainer
 from services.settings import Recipe, parse_recipe
 from services.streams.delivery.payloads import SamplePayload
 from tests.harness.small_run import recipe_document
@@ -25,13 +24,6 @@ pytestmark = [
     pytest.mark.filterwarnings(f"ignore::{kind}:(torch|deepspeed)") for kind in ("DeprecationWarning", "FutureWarning")
 ]
 FLOAT32_HEAD = pytest.mark.conformance(formula="logits = float32(h) float32(W)^T", setting="model.head_dtype")
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    group = Ranks(0, 1, "127.0.0.1", 0, timeout_s=60)
-    yield group
-    leave(group)
 
 
 def batch() -> MicroBatch:

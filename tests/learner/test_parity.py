@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,13 @@ from learner.algorithm.parity import NOT_COMPARED, EngineComparison, ReplicaDiff
 from learner.coordinator.parity_gate import JUDGED_TOKENS, differing, explanation
 from learner.training.process_group import Ranks
 from learner.training.results import Trained
-from learner.training.trainer import Trainer, leave
-from services.contracts import Batch, BatchGroup, BatchSample, SamplerState, VersionSpan
+from learner.training.trainer import Trainer
+from services.contracts import Batch, BatchGroup, BatchSample, VersionSpan
 from services.settings import Recipe, parse_recipe
 from services.streams.delivery.payloads import SamplePayload
 from tests.conformance import dense
+from tests.harness.batches import batch_with
 from tests.harness.small_run import recipe_document
-from tests.harness.tiny_model import write_tiny_model
 
 pytestmark = [
     pytest.mark.timeout(600),
@@ -36,18 +36,6 @@ SAME_WEIGHTS = pytest.mark.conformance(
     formula="mean |log pi_learner - log pi_engine|, same weights", setting="limits.max_logprob_difference"
 )
 Score = Callable[[SamplePayload, str], np.ndarray]
-
-
-@pytest.fixture(scope="module")
-def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_model(tmp_path_factory.mktemp("policy"), scale=0.1)
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    group = Ranks(0, 1, "127.0.0.1", 0, timeout_s=60)
-    yield group
-    leave(group)
 
 
 def recipe(folder: Path, rate: float = DEMO_RATE, **algorithm: Any) -> Recipe:
@@ -96,15 +84,7 @@ def sampled(score: Score, version: int, seed: int = 0) -> tuple[Batch, dict[str,
                 )
             )
         groups.append(BatchGroup(group=f"g{group}", samples=tuple(samples)))
-    batch = Batch(
-        step=version,
-        version=version,
-        groups=tuple(groups),
-        sampler_state=SamplerState(cursor=0, next_group=0),
-        sampling_metrics={},
-        generation_started_at=0.0,
-        generation_finished_at=0.0,
-    )
+    batch = batch_with(groups, step=version, version=version)
     return batch, payloads
 
 

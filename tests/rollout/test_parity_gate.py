@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,10 @@ from torch import Tensor
 
 from learner.coordinator.parity_gate import differing
 from learner.training.process_group import Ranks
-from learner.training.trainer import Trained, Trainer, leave
-from services.contracts import Batch, BatchGroup, BatchSample, SamplerState, Sampling
+from learner.training.trainer import Trained, Trainer
+from services.contracts import Batch, BatchGroup, BatchSample, Sampling
 from services.streams.delivery.payloads import SamplePayload
+from tests.harness.batches import batch_with
 from tests.harness.tiny_model import write_tiny_model
 from tests.rollout.replica import Replica, started_replica
 
@@ -31,13 +32,6 @@ pytestmark = [
 GROUPS, SIZE, TOKENS = 4, 4, 32
 DEMO = {"learning_rate": 2e-5, "zero_stage": 0, "mini_batch_groups": 2}
 """The learning rate of the demo's recipe, and its two optimizer steps."""
-
-
-@pytest.fixture
-def ranks() -> Iterator[Ranks]:
-    group = Ranks(0, 1, "127.0.0.1", 0, timeout_s=60)
-    yield group
-    leave(group)
 
 
 async def sampled(replica: Replica, step: int) -> tuple[Batch, dict[str, SamplePayload]]:
@@ -67,15 +61,7 @@ async def sampled(replica: Replica, step: int) -> tuple[Batch, dict[str, SampleP
                 )
             )
         groups.append(BatchGroup(group=f"{step}:{group}", samples=tuple(samples)))
-    batch = Batch(
-        step=step,
-        version=step - 1,
-        groups=tuple(groups),
-        sampler_state=SamplerState(cursor=0, next_group=0),
-        sampling_metrics={},
-        generation_started_at=0.0,
-        generation_finished_at=0.0,
-    )
+    batch = batch_with(groups, step=step, version=step - 1)
     return batch, payloads
 
 
