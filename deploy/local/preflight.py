@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from ipaddress import AddressValueError, IPv4Address
 from pathlib import Path
 
-from learner.model.memory import free_on_host
+from learner.model.memory import BYTES, free_on_host, held_bytes
 from services.settings import ExpiryError, Recipe, load_expiry
 from services.storage.folders import contents
 from services.storage.hub.address import is_hub
@@ -86,11 +86,15 @@ def needed_bytes(recipe: Recipe | None) -> int:
     if recipe is None:
         return STACK_BYTES
     parameters = _parameters(recipe)
-    wide = 4 if recipe.rollout.dtype == "float32" else 2
-    engine = ENGINE_BYTES + wide * parameters + recipe.rollout.kv_cache_mib * 2**20
-    # fp32 master weights, gradients, Adam's two moments, and the snapshot that is broadcast.
-    learner = LEARNER_BYTES * recipe.learner.ranks + 5 * 4 * parameters if recipe.limits.rollout_steps else 0
+    engine = ENGINE_BYTES + BYTES[recipe.rollout.dtype] * parameters + recipe.rollout.kv_cache_mib * 2**20
+    learner = _learner_bytes(recipe, parameters) if recipe.limits.rollout_steps else 0
     return STACK_BYTES + recipe.rollout.replicas * engine + learner
+
+
+def _learner_bytes(recipe: Recipe, parameters: int) -> int:
+    """Memory of all ranks, which share this machine, with the snapshot that rank 0 broadcasts."""
+    held = held_bytes(recipe, parameters, recipe.learner.zero_stage)
+    return recipe.learner.ranks * (LEARNER_BYTES + int(sum(held))) + BYTES[recipe.learner.dtype] * parameters
 
 
 def check_memory(recipe: Recipe | None) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from learner.model.shape import ModelShape
 from services.settings import LearnerSettings, Recipe
@@ -81,39 +81,52 @@ class LearnerMemory:
         return ", ".join(f"{part} {getattr(self, part) / GIB:.2f}" for part in parts)
 
 
-def learner_memory(recipe: Recipe, shape: ModelShape, stage: int) -> LearnerMemory:
-    """One rank's memory at ZeRO `stage` (arXiv 1910.02054, figure 1: parameters, gradients, Adam's states).
+class HeldBytes(NamedTuple):
+    """Bytes that one rank holds all the time: `host` in the host's memory, the rest on the device."""
 
-    Adam keeps two float32 moments. Float32 master weights are added where the weights are 16 bits wide, and always at
-    stages 1 to 3, where DeepSpeed copies its partition. Gradients of 16-bit weights add up in float32 at stages 1 to 3;
-    at stage 1 those of the current micro-batch are beside the sum. The reference model is counted only with a KL term.
+    parameters: float
+    gradients: float
+    optimizer: float
+    reference: float
+    host: float
+
+
+def held_bytes(recipe: Recipe, parameters: int, stage: int) -> HeldBytes:
+    """What one rank holds of a model of so many parameters at ZeRO `stage`.
+
+    Parameters, gradients and Adam's states are shared out as in arXiv 1910.02054, figure 1. Adam keeps two float32
+    moments. Float32 master weights are added where the weights are 16 bits wide, and always at stages 1 to 3, where
+    DeepSpeed copies its partition. Gradients of 16-bit weights add up in float32 at stages 1 to 3; at stage 1 those of
+    the current micro-batch are beside the sum. The reference model is counted only with a KL term.
     """
-    size, ranks, P = BYTES[recipe.learner.dtype], recipe.learner.ranks, shape.parameters
+    size, ranks, P = BYTES[recipe.learner.dtype], recipe.learner.ranks, parameters
     state = max(4, size)
     master = state if size < 4 or stage >= 1 else 0
     share = {0: (1, 1, 1), 1: (1, 1, ranks), 2: (1, ranks, ranks), 3: (ranks, ranks, ranks)}[stage]
     gradient = state + (size if stage == 1 else 0) if size < 4 and stage else size
-    parameters, gradients, optimizer = size * P / share[0], gradient * P / share[1], (2 * state + master) * P / share[2]
-    reference = parameters if recipe.algorithm.kl_coefficient > 0 else 0.0
+    weights, gradients, optimizer = size * P / share[0], gradient * P / share[1], (2 * state + master) * P / share[2]
+    reference = weights if recipe.algorithm.kl_coefficient > 0 else 0.0
     host = 0.0
     if recipe.learner.offload_optimizer and stage:
         # The gradients of this rank's part are accumulated beside the optimizer.
         host, optimizer = optimizer + state * P / ranks, 0.0
         gradients = _gradients_beside_offloading(size, stage) * P / ranks + (size * P if stage == 1 else 0.0)
     if recipe.learner.offload_parameters and stage == 3:
-        host, parameters, reference = host + parameters + reference, 0.0, 0.0
-    loading, host_loading = _loading(recipe.learner, shape, stage, parameters + reference)
+        host, weights, reference = host + weights + reference, 0.0, 0.0
+    return HeldBytes(weights, gradients, optimizer, reference, host)
+
+
+def learner_memory(recipe: Recipe, shape: ModelShape, stage: int) -> LearnerMemory:
+    """One rank's memory at ZeRO `stage`: what `held_bytes` says, and what training and loading need beside it."""
+    held = held_bytes(recipe, shape.parameters, stage)
+    loading, host_loading = _loading(recipe.learner, shape, stage, held.parameters + held.reference)
     return LearnerMemory(
+        **held._asdict(),
         stage=stage,
-        parameters=parameters,
-        gradients=gradients,
-        optimizer=optimizer,
-        reference=reference,
-        buffers=_buffers(recipe.learner, P, size, stage),
+        buffers=_buffers(recipe.learner, shape.parameters, BYTES[recipe.learner.dtype], stage),
         activations=activation_bytes(recipe, shape),
-        host=host,
         loading=loading,
-        host_loading=host + host_loading,
+        host_loading=held.host + host_loading,
     )
 
 
