@@ -122,7 +122,8 @@ def give_code(monkeypatch):
     [
         # A failure is reported without shrinking, which takes minutes; the slow test shrinks.
         (settings(WHOLE, phases=set(Phase) - {Phase.shrink, Phase.explain}), FEW, RARE),
-        pytest.param(WHOLE, WHOLE.max_examples, 0, marks=pytest.mark.slow),
+        # Which situations fewer examples meet depends on the order of sets.
+        pytest.param(WHOLE, 4 * WHOLE.max_examples, 0, marks=pytest.mark.slow),
     ],
     ids=["few", "all"],
 )
