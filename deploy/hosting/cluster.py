@@ -94,15 +94,12 @@ class RayCluster:
 
         Raises StoreError, TimeoutError.
         """
-        recipe = record.recipe
-        named = {"data.path": recipe.data.path} | {
-            f"evaluation.sets {entry.name!r}.path": entry.path for entry in recipe.evaluation.sets
-        }
-        fields = {str(text): field for field, text in named.items() if is_hub(text)}
+        sources = record.recipe.data_sources.items()
+        fields = {str(source.path): f"{section}.path" for section, source in sources if is_hub(source.path)}
         return dict(await _on_a_node(record, pinned_data, fields, inputs_folder()))
 
     async def check_memory(self, record: RunRecord) -> None:
-        """Compare what the run needs with the memory of the GPUs, as the chart states it; see Cluster.
+        """Compare what the run needs with its workers, and the memory of the GPUs, as the chart states it; see Cluster.
 
         Raises ModelDoesNotFitError, StoreError, TimeoutError.
         """
@@ -110,11 +107,13 @@ class RayCluster:
             limits = load_cluster_limits()
         except ClusterLimitsError as error:
             log.warning("%s; the memory that run %s needs is not checked", error, record.id)
-            return
-        gib = {role: getattr(limits, role).gpu_memory_gib for role in ("learner", "rollout")} if limits else {}
-        if any(gib.values()):
-            recipe = record.recipe.model_dump(mode="json")
-            await _on_a_node(record, _check_fit, recipe, record.model_path, gib, str(models_folder()))
+            limits = None
+        gib = {role: getattr(limits, role).gpu_memory_gib if limits else None for role in ("learner", "rollout")}
+        recipe = record.recipe
+        # The size of the model takes seconds to compute, and most runs have one worker per replica.
+        if any(gib.values()) or recipe.rollout.tensor_parallel > 1:
+            document = recipe.model_dump(mode="json")
+            await _on_a_node(record, _check_fit, document, record.model_path, gib, str(models_folder()))
 
     async def start(self, record: RunRecord) -> None:
         """Start all processes of a run, or find those that a previous gateway started.
@@ -282,12 +281,18 @@ async def _on_a_node(record: RunRecord, do: Callable[..., Any], *arguments: Any)
     task = ray.remote(do).options(
         num_cpus=0, resources=place("cpu"), max_retries=0, runtime_env={"env_vars": environment}
     )
+    reference = task.remote(*arguments, deadline_s - ENDING_S)
     try:
         async with asyncio.timeout(deadline_s):
-            reference = task.remote(*arguments, deadline_s - ENDING_S)
             return await asyncio.wrap_future(reference.future())
     except RayTaskError as error:
         raise error.cause from None
+    except TimeoutError:
+        ray.cancel(reference, force=True)  # it would go on, and keep the folder locked
+        message = (
+            f"preparation has not ended within {deadline_s:g} s (limits.startup_timeout_s, at least {PREPARE_S:g})"
+        )
+        raise TimeoutError(message) from None
 
 
 async def _all_of(*parts: Coroutine[Any, Any, None]) -> list[Exception]:

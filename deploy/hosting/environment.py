@@ -69,9 +69,13 @@ def _hub_offline() -> dict[str, str]:
     return {OFFLINE: os.environ.get(OFFLINE, os.environ.get("HF_HUB_OFFLINE", ""))}
 
 
-def service_environment(threads: int) -> dict[str, str]:
-    """The variables of one service's process, without the hub's secrets, which it would inherit from its node."""
-    return process_environment(threads) | dict.fromkeys(HUB_TOKENS, "")
+def service_environment(threads: int, gpus: float) -> dict[str, str]:
+    """The variables of one service's process, without the hub's secrets, which it would inherit from its node.
+
+    With 0 `gpus` it sees none of its node's, which Ray leaves visible: torch would use them.
+    """
+    hidden = {} if gpus else {"CUDA_VISIBLE_DEVICES": ""}
+    return process_environment(threads) | dict.fromkeys(HUB_TOKENS, "") | hidden
 
 
 def process_environment(threads: int) -> dict[str, str]:

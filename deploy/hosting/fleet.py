@@ -171,7 +171,7 @@ class Fleet:
                 "num_cpus": cpus,
                 "num_gpus": gpus,
                 "resources": place(self.name),
-                "runtime_env": {"env_vars": service_environment(threads)},
+                "runtime_env": {"env_vars": service_environment(threads, gpus)},
             },
             health_check_period_s=HEALTH_PERIOD_S,
             health_check_timeout_s=HEALTH_TIMEOUT_S,

@@ -173,7 +173,7 @@ def _options(name: str, role: str, threads: int, cpus: float, gpus: float) -> di
         "resources": place(role),
         # A drain blocks one thread; probes need another.
         "max_concurrency": 4,
-        "runtime_env": {"env_vars": service_environment(threads)},
+        "runtime_env": {"env_vars": service_environment(threads, gpus)},
     }
 
 

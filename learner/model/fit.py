@@ -1,4 +1,4 @@
-"""Owns whether a run fits GPUs of a stated memory, and for that the estimate of a rollout replica's memory.
+"""Owns whether a model fits a run's workers and GPUs of a stated memory; the estimate of a rollout replica's memory.
 
 Must not ask a device what is free: this is checked before any process of the run exists.
 """
@@ -57,9 +57,14 @@ def sync_bytes(recipe: Recipe, shape: ModelShape) -> float:
 def check_fit(recipe: Recipe, shape: ModelShape, learner_gib: float | None, rollout_gib: float | None) -> None:
     """Compare the estimates with the memory of one GPU of each role, in GiB; None: unknown, so it is not checked.
 
-    What is on a CPU is not checked either. Raises ModelDoesNotFitError, with the numbers of `penstock plan`.
+    The memory of what is on a CPU is not checked either. Raises ModelDoesNotFitError, with the numbers of `penstock
+    plan`, and for tensor-parallel workers among which the model cannot be shared.
     """
-    faults = [*_learner_faults(recipe, shape, learner_gib), *_replica_faults(recipe, shape, rollout_gib)]
+    faults = [
+        *_learner_faults(recipe, shape, learner_gib),
+        *_replica_faults(recipe, shape, rollout_gib),
+        *_worker_faults(recipe, shape),
+    ]
     if faults:
         raise ModelDoesNotFitError("; ".join(faults))
 
@@ -107,6 +112,14 @@ def _replica_faults(recipe: Recipe, shape: ModelShape, gib: float | None) -> Ite
         f"weights {need.weights / GIB:.2f} GiB, staged weights {need.staged / GIB:.2f} GiB, "
         f"KV cache {cache / GIB:.2f} GiB; see `penstock plan`",
     )
+
+
+def _worker_faults(recipe: Recipe, shape: ModelShape) -> Iterator[str]:
+    """vLLM 0.32 gives each worker the same number of attention heads."""
+    workers = recipe.rollout.tensor_parallel
+    if shape.heads % workers:
+        expected = f"a divisor of {shape.heads}, the attention heads of {_named(shape)}"
+        yield invalid("rollout.tensor_parallel", workers, expected)
 
 
 def _share(share: float, gib: float, role: str) -> str:

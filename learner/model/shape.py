@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 class ModelShape:
     """`parameters`: elements, with tied tensors counted once; `largest`: those of the largest tensor.
 
-    `kv_values`: keys and values per token, all layers.
+    `kv_values`: keys and values per token, all layers. `heads`: attention heads of a layer, 0 without attention.
     """
 
     name: str
@@ -35,6 +35,7 @@ class ModelShape:
     vocabulary: int
     kv_values: int
     largest: int = 0
+    heads: int = 0
 
 
 def model_shape(model: ModelSettings, cache: Path) -> ModelShape:
@@ -83,6 +84,7 @@ def _shape(config: Any) -> ModelShape:
         vocabulary=text.vocab_size,
         kv_values=2 * text.num_hidden_layers * heads * head,
         largest=max(parameter.numel() for parameter in network.parameters()),
+        heads=attention,
     )
 
 

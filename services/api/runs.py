@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 from fastapi import FastAPI, Query
 
+from services.api.addresses import checked_addresses
 from services.api.views import (
     AcceptedRun,
     MetricsView,
@@ -79,7 +80,7 @@ def _add_changes(app: FastAPI, redis: Redis, records: RunRecords) -> None:
     @app.post("/v1/runs", status_code=201)
     async def submit(request: SubmitRequest) -> AcceptedRun:
         """Add a run; it starts as soon as the cluster has room. A plan above Redis' maxmemory is refused."""
-        recipe = parse_recipe(request.recipe)
+        recipe = checked_addresses(parse_recipe(request.recipe))
         run = request.id or f"{recipe.name}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
         if run in SHARED_FOLDERS:
             raise RecipeError(invalid("id", run, f"another name; every run uses the folder {run}"))
@@ -140,7 +141,9 @@ def _check_limits(recipe: Recipe, field: str, replicas: int) -> None:
 def _check_ranks(recipe: Recipe, ranks: int) -> None:
     """Raises RecipeError for what is impossible only with so many ranks; what was accepted before stays accepted."""
     changed = recipe.model_copy(update={"learner": recipe.learner.model_copy(update={"ranks": ranks})})
-    if faults := [fault for fault in changed.device_faults if fault not in recipe.device_faults]:
+    # By field, because the texts name the number of ranks.
+    before = {fault.partition(":")[0] for fault in recipe.device_faults}
+    if faults := [fault for fault in changed.device_faults if fault.partition(":")[0] not in before]:
         raise RecipeError("\n".join(faults))
 
 

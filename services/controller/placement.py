@@ -137,8 +137,7 @@ class Placement:
         """Record the names of the model and of data on the hub, so that later processes get the same files."""
         context, cluster, inputs = self._context, self._context.cluster, dict[str, str]()
         model = await self._retried("model", "the model to be ready", record, cluster.prepare_model)
-        sources = (record.recipe.data, *record.recipe.evaluation.sets)
-        if any(is_hub(source.path) for source in sources):
+        if any(is_hub(source.path) for source in record.recipe.data_sources.values()):
             inputs = await self._retried("inputs", "the data of the hub to be ready", record, cluster.prepare_data)
         for name in (model, *inputs.values()):
             if is_hub(name):

@@ -10,6 +10,8 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 
 Positive = Annotated[int, Field(gt=0)]
+Seconds = Annotated[float, Field(gt=0, le=1e9)]
+"""A deadline. No clock or thread can wait much longer than the largest, 30 years."""
 
 
 class Section(BaseModel):

@@ -72,6 +72,9 @@ class SourceSettings(Section):
             raise ValueError(invalid("path", self.path, f"{expected} with source = {self.source!r}"))
         if self.split is not None and self.source != "hf":
             raise ValueError(invalid("split", self.split, "null unless source = 'hf'"))
+        if self.layout == "dapo-math-17k" and self.source == "csv":
+            expected = "another one with source = 'csv', whose fields hold no chat"
+            raise ValueError(invalid("layout", self.layout, expected))
         if self.layout == "dapo-math-17k" and self.prompt_format != "plain":
             expected = "'plain' with layout = 'dapo-math-17k', whose prompts contain their instruction"
             raise ValueError(invalid("prompt_format", self.prompt_format, expected))

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from services.settings.faults import invalid
 from services.settings.sections import Architecture, LearnerSettings, RolloutSettings, WeightsSettings
 
+LEAST_SHARE = 1e-4
+"""Ray counts no smaller share of a GPU."""
 VOCABULARY_BLOCK = 64
 """vLLM 0.32 pads the vocabulary to a multiple of this before it shares it among the workers."""
 
@@ -18,9 +20,9 @@ VOCABULARY_BLOCK = 64
 def replica_faults(rollout: RolloutSettings) -> Iterator[str]:
     """A worker drives one device. Only a replica of one worker can share it, because NCCL refuses two on a device."""
     gpus, workers = rollout.gpus, rollout.tensor_parallel
-    if gpus in (0, workers) or (workers == 1 and gpus < 1):
+    if gpus in (0, workers) or (workers == 1 and LEAST_SHARE <= gpus < 1):
         return
-    share = " or a share below 1" if workers == 1 else ""
+    share = f" or a share below 1, at least {LEAST_SHARE}" if workers == 1 else ""
     yield invalid("rollout.gpus", gpus, f"0 (on CPU), {workers} (rollout.tensor_parallel){share}")
 
 
@@ -52,6 +54,8 @@ def rank_faults(learner: LearnerSettings) -> Iterator[str]:
     if gpus > 1:
         expected = f"0 (on CPU) or 1, because each rank uses one device; learner.ranks = {ranks} sets their number"
         yield invalid("learner.gpus", gpus, expected)
+    elif 0 < gpus < LEAST_SHARE:
+        yield invalid("learner.gpus", gpus, f"0 (on CPU), 1, or a share of at least {LEAST_SHARE}")
     elif 0 < gpus < 1 < ranks:
         yield invalid("learner.gpus", gpus, f"0 (on CPU) or 1 with learner.ranks = {ranks}, which share no device")
 

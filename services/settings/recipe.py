@@ -12,7 +12,7 @@ import yaml
 from pydantic import Field, ValidationError, model_validator
 
 from services.settings.base import Section
-from services.settings.data import HELD_OUT, DataSettings, EvaluationSettings
+from services.settings.data import HELD_OUT, DataSettings, EvaluationSettings, SourceSettings
 from services.settings.devices import architecture_faults, broadcast_faults, rank_faults, replica_faults
 from services.settings.engines import schedule_fault
 from services.settings.faults import explained, invalid
@@ -34,6 +34,10 @@ docs/recipes.md derives them.
 """
 
 
+LEAST_TEMPERATURE = 0.01
+"""vLLM 0.32 samples at no lower temperature (0 is greedy), but the learner would divide by the recipe's."""
+
+
 class RecipeError(ValueError):
     """A recipe that is not valid. One line per fault: field, value, what is expected."""
 
@@ -41,8 +45,8 @@ class RecipeError(ValueError):
 class Recipe(Section):
     """All settings of a run. Rules across sections are checked here, so that a run that cannot finish never starts.
 
-    Those of `device_faults` and `sampling_faults` are checked when a run is submitted or resumed: earlier releases
-    accepted some recipes against them, whose runs must stay readable.
+    Those of `device_faults` are checked when a run is submitted, those of `sampling_faults` also when it is resumed:
+    earlier releases accepted some recipes against them, whose runs must stay readable.
     """
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")]
@@ -130,13 +134,21 @@ class Recipe(Section):
         """How responses cannot be sampled for training, one line per fault.
 
         With top-p, behaviour log-probs are those of the nucleus, so the learner needs to know it. The engine returns it
-        only if top-k limits it.
+        only if top-k limits it. Of a single token, the log-prob is always 0 and has no gradient.
         """
-        rollout = self.rollout
-        if self.limits.rollout_steps == 0 or rollout.top_p == 1 or rollout.top_k is not None:
-            return []
-        expected = "1.0 with rollout.top_k = null, or a top_k that limits the nucleus (evaluation.top_p needs none)"
-        return [invalid("rollout.top_p", rollout.top_p, expected)]
+        rollout, found = self.rollout, list[str]()
+        if self.limits.rollout_steps == 0:
+            return found
+        if rollout.temperature < LEAST_TEMPERATURE:
+            expected = f"at least {LEAST_TEMPERATURE}, at which vLLM samples for any lower one"
+            found.append(invalid("rollout.temperature", rollout.temperature, expected))
+        if rollout.top_k == 1:
+            expected = "at least 2, or null: a policy without a choice cannot be trained"
+            found.append(invalid("rollout.top_k", 1, expected))
+        if rollout.top_p < 1 and rollout.top_k is None:
+            expected = "1.0 with rollout.top_k = null, or a top_k that limits the nucleus (evaluation.top_p needs none)"
+            found.append(invalid("rollout.top_p", rollout.top_p, expected))
+        return found
 
     @property
     def least_inflight_groups(self) -> int:
@@ -152,6 +164,11 @@ class Recipe(Section):
         """The names of all sets that are evaluated, the run's own held-out split first."""
         own = (HELD_OUT,) if self.data.held_out else ()
         return (*own, *(evaluated.name for evaluated in self.evaluation.sets))
+
+    @property
+    def data_sources(self) -> dict[str, SourceSettings]:
+        """Where prompts come from, by the section of the recipe that says so."""
+        return {"data": self.data} | {f"evaluation.sets {entry.name!r}": entry for entry in self.evaluation.sets}
 
     @property
     def overlong_cache(self) -> int:

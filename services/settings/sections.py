@@ -10,8 +10,8 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from services.contracts import MOST_TOP_K
-from services.settings.base import Positive, Section
-from services.settings.engines import EngineArguments, deepspeed_fault, vllm_fault
+from services.settings.base import Positive, Seconds, Section
+from services.settings.engines import EngineArguments, combination_fault, deepspeed_fault, vllm_fault
 from services.settings.faults import invalid, shown
 from services.settings.sampling import DynamicSamplingSettings
 from services.settings.value import ValueSettings
@@ -61,7 +61,7 @@ class VerifierSettings(Section):
     """The verifier fleet: replicas, and the longest time of one judgement (seconds)."""
 
     replicas: Positive = 1
-    timeout_s: Annotated[float, Field(gt=0)] = 10.0
+    timeout_s: Seconds = 10.0
     cpus: Annotated[float, Field(ge=0)] = 0.1
 
 
@@ -146,6 +146,10 @@ class AlgorithmSettings(Section):
         return self
 
     def _fits_gae(self) -> None:
+        for name, given in self.value if self.advantage != "gae" else ():
+            if given != (default := ValueSettings.model_fields[name].default):
+                expected = f"{shown(default)}, the default, with advantage = {self.advantage!r}, which has no values"
+                raise ValueError(invalid(f"value.{name}", given, expected))
         if self.group_size == 1 and self.advantage != "gae":
             expected = f"at least 2 with advantage = {self.advantage!r}, which compares the responses of a group"
             raise ValueError(invalid("group_size", self.group_size, expected))
@@ -192,7 +196,7 @@ class RolloutSettings(Section):
 
     @model_validator(mode="after")
     def _known_arguments(self) -> RolloutSettings:
-        if fault := vllm_fault(self.engine):
+        if fault := vllm_fault(self.engine) or combination_fault(self.engine):
             raise ValueError(fault)
         return self
 
@@ -263,7 +267,7 @@ class WeightsSettings(Section):
     backend: Literal["gloo", "nccl"] = "gloo"
     staging: Literal["device", "host"] = "device"
     bucket_mib: Positive = 64
-    timeout_s: Annotated[float, Field(gt=0)] = 60.0
+    timeout_s: Seconds = 60.0
 
 
 class LimitsSettings(Section):
@@ -281,8 +285,8 @@ class LimitsSettings(Section):
     groups_per_step: Positive = 8
     max_staleness: Annotated[int, Field(ge=0)] = 1
     max_inflight_groups: Positive = 64
-    lease_s: Annotated[float, Field(gt=0)] = 30.0
+    lease_s: Seconds = 30.0
     max_deliveries: Positive = 5
     max_logprob_difference: Annotated[float, Field(gt=0)] | None = None
-    startup_timeout_s: Annotated[float, Field(gt=0)] = 600.0
-    stall_timeout_s: Annotated[float, Field(gt=0)] = 600.0
+    startup_timeout_s: Seconds = 600.0
+    stall_timeout_s: Seconds = 600.0

@@ -355,6 +355,26 @@ async def test_a_prepared_model_is_a_path_a_missing_one_an_error(
         await cluster.prepare_model(absent)
 
 
+def write_pid_and_sleep(path: str, _: float) -> None:
+    """Preparation that takes too long."""
+    Path(path).write_text(str(os.getpid()))
+    time.sleep(600)
+
+
+@pytest.mark.timeout(180)
+async def test_preparation_that_takes_too_long_is_ended(
+    cluster: Any, redis: Any, run_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from deploy.hosting import cluster as module
+
+    monkeypatch.setattr(module, "PREPARE_S", 20.0)
+    document = recipe_document("/nowhere", limits={"startup_timeout_s": 20.0})
+    record = await RunRecords(redis).create(run_id, parse_recipe(document))
+    with pytest.raises(TimeoutError, match=r"^preparation has not ended within 20 s \(limits\.startup_timeout_s, at "):
+        await module._on_a_node(record, write_pid_and_sleep, str(tmp_path / "pid"))
+    await until_gone([int((tmp_path / "pid").read_text())], 60)
+
+
 @pytest.mark.timeout(180)
 async def test_a_model_that_does_not_fit_is_refused_by_the_chart(
     cluster: Any, redis: Any, run_id: str, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -378,6 +398,10 @@ async def test_a_model_that_does_not_fit_is_refused_by_the_chart(
         await cluster.check_memory(record)
     path.write_text("{")
     await cluster.check_memory(record)
+    recipe = recipe_document(tiny_model, rollout={"gpus": 3.0, "tensor_parallel": 3}, learner={"gpus": 1.0})
+    shared = replace(record, stored_recipe=parse_recipe(recipe).model_dump_json().encode())
+    with pytest.raises(RuntimeError, match=r"^rollout\.tensor_parallel: 3 is not valid: expected a divisor of \d+, "):
+        await cluster.check_memory(shared)
 
 
 def test_no_serve_proxy_uses_a_port(ray_session: Path) -> None:

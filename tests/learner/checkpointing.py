@@ -34,9 +34,12 @@ from tests.learner.running import draw_batch
 NEVER = threading.Event()
 
 
-def open_trainer(model: Path, stage: int, dtype: str, ranks: Ranks, **algorithm: Any) -> Trainer:
+def open_trainer(
+    model: Path, stage: int, dtype: str, ranks: Ranks, *, deepspeed: dict[str, Any] | None = None, **algorithm: Any
+) -> Trainer:
     # The warm-up's learning rate shows whether its counter was restored; weight decay, whether the weights were.
     learner = {"zero_stage": stage, "dtype": dtype, "warmup_rollout_steps": 8, "weight_decay": 0.1}
+    learner |= {"deepspeed": deepspeed or {}}
     document = recipe_document(model, learner=learner, algorithm=algorithm)
     with large_for_zero():
         return Trainer(model, parse_recipe(document), ranks)

@@ -47,6 +47,19 @@ def test_a_stage_that_cannot_fit_is_refused_with_those_that_do() -> None:
         check_fit(wanted, BIG, 1.0, None)
 
 
+def test_workers_that_cannot_share_a_model_are_refused(tiny_model: Path) -> None:
+    wanted = recipe({"ranks": 1}, {"gpus": 3.0, "tensor_parallel": 3})
+    shape = folder_shape(tiny_model)
+    assert shape is not None
+    expected = (
+        rf"^rollout.tensor_parallel: 3 is not valid: expected a divisor of {shape.heads}, the attention heads of "
+    )
+    with pytest.raises(ModelDoesNotFitError, match=expected):
+        check_fit(wanted, shape, None, None)
+    check_fit(recipe({"ranks": 1}, {"gpus": 2.0, "tensor_parallel": 2}), shape, None, None)
+    check_fit(wanted, BIG, None, None)
+
+
 def test_a_process_has_only_its_share_of_a_gpu() -> None:
     half = recipe({"ranks": 1, "gpus": 0.5, "zero_stage": 0}, {"gpus": 0.5})
     held = learner_memory(half, BIG, 0).held / GIB

@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -16,6 +16,7 @@ from learner.archive import ArchiveError
 from learner.training.process_group import Ranks
 from learner.training.trainer import Trainer, leave
 from services.contracts import OptimizerStepRecord
+from services.settings.engines.arguments import DEEPSPEED
 from tests.harness.tiny_model import write_tiny_model
 from tests.learner.checkpointing import (
     bits,
@@ -234,6 +235,66 @@ def main(model: str, folder: str, whole: bool, rank: int, world: int, port: int)
         for stage in matrix.continued:
             check_continuation(Path(model), Path(folder).with_name(f"continued-{stage}"), stage, "float32", ranks)
     leave(ranks)
+
+
+OTHERS = {
+    "allgather_bucket_size": 1000,
+    "allgather_partitions": False,
+    "contiguous_gradients": False,
+    "enable_sanity_checks": True,
+    "ignore_unused_parameters": False,
+    "memory_efficient_linear": False,
+    "overlap_comm": True,
+    "reduce_bucket_size": 1000,
+    "reduce_scatter": False,
+    "stage3_allgather_sequential": True,
+    "stage3_max_live_parameters": 1000,
+    "stage3_max_reuse_distance": 0,
+    "stage3_model_persistence_threshold": 1000,
+    "stage3_param_persistence_threshold": 100_000,
+    "stage3_prefetch_bucket_size": 0,
+    "stage3_use_all_reduce_for_fetch_params": True,
+    "sub_group_size": 1000,
+    "use_multi_rank_bucket_allreduce": False,
+}
+"""Another value than DeepSpeed's default, for each argument that a recipe may give and that concerns training."""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_no_argument_of_deepspeed_changes_the_state(tiny_model: Path) -> None:
+    names = {name.partition(".")[2] for name in DEEPSPEED if name.startswith("zero_optimization.")}
+    assert names - {"log_trace_cache_warnings"} == set(OTHERS)
+    code = f"from tests.learner.test_training_state import compare; compare({str(tiny_model)!r}, {{rank}}, {{port}})"
+    processes = start_programs(code, 2)
+    try:
+        ended = [process.wait(1500) for process in processes]
+    finally:
+        end_ranks(processes)
+    assert ended == [0, 0], "\n".join(process.output() for process in processes)
+
+
+def compare(model: str, rank: int, port: int) -> None:
+    """One of two ranks: the state after a rollout step without further arguments, and with each of them."""
+    ranks = Ranks(rank, 2, "127.0.0.1", port, timeout_s=300)
+    for stage in (1, 2, 3):
+        wanted = trained_state(Path(model), stage, {}, ranks)
+        for name, value in OTHERS.items():
+            found = trained_state(Path(model), stage, {name: value}, ranks)
+            other = [key for key in wanted if not torch.allclose(found[key], wanted[key], rtol=1e-4, atol=1e-6)]
+            assert not other, f"at stage {stage}, {name} = {value} changes {other}"
+    leave(ranks)
+
+
+def trained_state(model: Path, stage: int, arguments: dict[str, Any], ranks: Ranks) -> dict[str, torch.Tensor]:
+    trainer = open_trainer(model, stage, "float32", ranks, deepspeed={"zero_optimization": arguments})
+    train(trainer, 0, ranks.rank)
+    names = [name for name, _ in trainer.causal_lm.named_parameters()]
+    own = [name for index, name in enumerate(names) if index % ranks.world == ranks.rank]
+    block = trainer.capture()
+    found = {f"{kind}.{name}": block[f"{kind}.{name}"].clone() for name in own for kind in ("master", "exp_avg")}
+    trainer.close()
+    return found
 
 
 @pytest.mark.slow

@@ -20,6 +20,7 @@ def validate(
     schema: Annotated[bool, typer.Option("--schema", help="Print the JSON schema of recipes instead.")] = False,
 ) -> None:
     """Check a recipe without starting anything."""
+    from services.api.addresses import checked_addresses
     from services.settings import Recipe, RecipeError, load_recipe
 
     if schema:
@@ -28,5 +29,5 @@ def validate(
     with reported_errors():
         if recipe is None:
             raise RecipeError("RECIPE: missing: expected a YAML or JSON file, or --schema")
-        loaded = load_recipe(recipe)
+        loaded = checked_addresses(load_recipe(recipe))
         print_line(f"{recipe}: valid; run {loaded.name!r}, {loaded.limits.rollout_steps} rollout steps")

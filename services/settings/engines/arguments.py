@@ -44,12 +44,10 @@ DEEPSPEED = frozenset(
                 "overlap_comm",
                 "reduce_bucket_size",
                 "reduce_scatter",
-                "round_robin_gradients",
                 "stage3_allgather_sequential",
                 "stage3_max_live_parameters",
                 "stage3_max_reuse_distance",
                 "stage3_model_persistence_threshold",
-                "stage3_module_granularity_threshold",
                 "stage3_param_persistence_threshold",
                 "stage3_prefetch_bucket_size",
                 "stage3_use_all_reduce_for_fetch_params",
@@ -84,7 +82,6 @@ VLLM = frozenset(
         "long_prefill_token_threshold",
         "max_cudagraph_capture_size",
         "max_num_batched_tokens",
-        "max_num_scheduled_tokens",
         "moe_backend",
         "numa_bind",
         "numa_bind_cpus",
@@ -102,7 +99,6 @@ VLLM = frozenset(
 """The arguments of vLLM that a recipe may give: none that names code, a file or an address."""
 NARROWER: dict[str, Accepted] = {
     "zero_optimization.allgather_bucket_size": {"least": 1},
-    "zero_optimization.stage3_module_granularity_threshold": {"least": 0},
     "cpu_distributed_timeout_seconds": {"least": 1},
     "cudagraph_capture_sizes": {"items": {"kinds": ["int"], "least": 1}},
     "distributed_timeout_seconds": {"least": 1},
@@ -113,6 +109,11 @@ NARROWER: dict[str, Accepted] = {
     "safetensors_load_strategy": {"values": ["lazy", "eager", "prefetch", None]},
 }
 """What holds beside known.json: limits that an engine does not state with the type."""
+REFUSED_VALUES = {
+    # None of them computes the model's attention: no cache, a rounded cache, and code that a plugin registers.
+    "attention_backend": frozenset({"NO_ATTENTION", "TURBOQUANT", "ULTRAQUANT", "CUSTOM"}),
+}
+"""What an engine lists among an argument's values, and no recipe may give."""
 
 _BATCH = "learner.mini_batch_groups and learner.micro_batch_tokens, from which the batches of each step follow"
 _DTYPE = "learner.dtype"
@@ -148,6 +149,10 @@ DEEPSPEED_INSTEAD = {
     _ZERO + "offload_param": "learner.offload_parameters",
     _ZERO + "cpu_offload": "learner.offload_optimizer",
     _ZERO + "cpu_offload_param": "learner.offload_parameters",
+    # It moves parameters within the flat partition, but not in the table of places that checkpoints read.
+    _ZERO + "round_robin_gradients": _STORED,
+    _ZERO + "stage3_module_granularity_threshold": "no argument, because log-probs come from a part of the network, "
+    "whose parameters would not be gathered",
     _ZERO + "zero_hpz_partition_size": _STORED,
     _ZERO + "zero_quantized_weights": _STORED,
     _ZERO + "zero_quantized_nontrainable_weights": _STORED,
@@ -170,6 +175,7 @@ VLLM_INSTEAD = {
     "seed": "seed",
     "max_model_len": "model.max_model_len",
     "max_num_seqs": "rollout.max_sequences",
+    "max_num_scheduled_tokens": "rollout.engine.max_num_batched_tokens; they differ only with draft tokens",
     "kv_cache_memory_bytes": "rollout.kv_cache_mib",
     "num_gpu_blocks_override": "rollout.kv_cache_mib, which it would override",
     "gpu_memory_utilization": "rollout.kv_cache_mib",
@@ -240,6 +246,27 @@ def schedule_fault(arguments: Mapping[str, Any], max_sequences: int, max_model_l
     for setting, limit in least.items():
         if tokens is not None and tokens < limit:
             return invalid("rollout.engine.max_num_batched_tokens", tokens, f"at least {setting}")
+    threshold = arguments.get("long_prefill_token_threshold")
+    if threshold is not None and threshold > max_model_len:
+        expected = f"at most model.max_model_len = {max_model_len}"
+        return invalid("rollout.engine.long_prefill_token_threshold", threshold, expected)
+    return None
+
+
+def combination_fault(arguments: Mapping[str, Any]) -> str | None:
+    """Which arguments of a valid `engine` vLLM refuses together, or None."""
+    sizes, largest = (arguments.get(name) for name in ("cudagraph_capture_sizes", "max_cudagraph_capture_size"))
+    if sizes and largest is not None and largest != max(sizes):
+        expected = f"{max(sizes)}, the largest of cudagraph_capture_sizes, or null"
+        return invalid("engine.max_cudagraph_capture_size", largest, expected)
+    bound: list[str] = arguments.get("numa_bind_cpus") or []
+    for name in ("numa_bind_cpus", "numa_bind_nodes"):
+        if arguments.get(name) is not None and not arguments.get("numa_bind"):
+            return invalid(f"engine.{name}", arguments[name], "null without numa_bind = true")
+    for span in ",".join(bound).split(","):
+        first, _, last = span.partition("-")
+        if last and int(first) > int(last):
+            return invalid("engine.numa_bind_cpus", bound, f"ranges that rise; {span!r} falls")
     return None
 
 
@@ -275,4 +302,7 @@ def _fault(
 
 def values_of(engine: str, name: str) -> Accepted:
     """The values of one of the known arguments that a recipe may give."""
-    return {**known()[engine][name], **NARROWER.get(name, {})}
+    accepted: Accepted = {**known()[engine][name], **NARROWER.get(name, {})}
+    if refused := REFUSED_VALUES.get(name):
+        accepted["values"] = [value for value in accepted["values"] if value not in refused]
+    return accepted

@@ -25,7 +25,7 @@ from services.storage.places import StoreAddress, configured_store
 log = logging.getLogger(__name__)
 
 DOWNLOAD_S = 600.0
-"""How long a download may take where no recipe says it, in seconds. The next attempt continues it."""
+"""How long a download may take where no recipe says it, in seconds. The next attempt keeps the complete files."""
 OFFLINE = "PENSTOCK_HUB_OFFLINE"
 """What HF_HUB_OFFLINE was before Penstock set it for its services; unset: HF_HUB_OFFLINE itself counts."""
 STORED_BELOW: dict[Kind, str] = {"model": "models", "dataset": "inputs"}
@@ -34,7 +34,7 @@ STORED_BELOW: dict[Kind, str] = {"model": "models", "dataset": "inputs"}
 def pinned_name(text: str, field: str, kind: Kind, cache: Path, deadline_s: float = DOWNLOAD_S) -> str:
     """Put what a recipe's `field` names into `cache` and the store; returns its name for the record.
 
-    Taken from the store if it is there, else downloaded, all within `deadline_s` seconds.
+    Taken from the store if it is there, else downloaded within `deadline_s` seconds and put into the store.
     The name has the commit and the digest: every node and every later process gets the same files by it, whatever the
     revision is by then. Raises StoreError, OSError.
     """
@@ -105,7 +105,8 @@ def _downloaded(
         )
     except subprocess.TimeoutExpired:
         raise StoreOutageError(
-            f"{field}: {shown!r} was not downloaded within {max(0.01, deadline_s):.3g} s; the next attempt continues"
+            f"{field}: {shown!r} was not downloaded within {max(0.01, deadline_s):.3g} s; "
+            "the next attempt keeps the files that are complete"
         ) from None
     try:
         answer = DownloadAnswer.model_validate_json(done.stdout)

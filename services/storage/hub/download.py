@@ -58,8 +58,8 @@ class DamagedError(StoreOutageError):
 def download(address: HubAddress, cache: Path) -> HubAddress:
     """Fetch the files of an address below `cache`, unless they are there; returns it with its commit and digest.
 
-    Several processes may call it at once; the next call continues what an interrupted one left, file by file. Raises
-    StoreError, OSError.
+    Several processes may call it at once; of what an interrupted call left, the next one keeps the complete files.
+    Raises StoreError, OSError.
     """
     at = address._replace(revision=_tried(address, lambda: _commit(address, cache)))
     place, partial = cache / at.folder, cache / f".{at.folder}.download"
@@ -120,6 +120,8 @@ def _fetch(at: HubAddress, folder: Path) -> None:
     known = {entry.path: entry for entry in tree if isinstance(entry, RepoFile)}
     files = {name: known[name] for name in needed_files(at, known)}
     folder.mkdir(parents=True, exist_ok=True)
+    for left in (folder / ".cache").rglob("*.incomplete"):
+        left.unlink()  # of a killed process; the library would start under another name
     size = sum(_size(file) for file in files.values())
     _check_room(files, folder)
     log.info("%s: %d files, %.2f GiB, to %s", at, len(files), size / GIB, folder)

@@ -1,6 +1,7 @@
 """The REST gateway over a real server."""
 
 import asyncio
+import json
 import socket
 import time
 from contextlib import AsyncExitStack
@@ -25,6 +26,7 @@ from services.streams.state.heartbeat import LAPSES_S, Heartbeat, live_processes
 from services.streams.state.policy_history import read_policy
 from services.streams.state.runs import RunRecords
 from services.waits import Waits
+from tests.deploy.command_line import penstock
 from tests.harness.free_ports import free_port
 from tests.harness.small_run import recipe_document
 from tests.services.api.submitting import submitted
@@ -253,6 +255,50 @@ async def test_ranks_that_share_a_device_are_refused(api, redis, run_id, gpus, e
     answer = await api.post(f"/v1/runs/{run_id}/resume", json={"learner_ranks": 2})
     assert answer.json().get("detail") == expected
     assert (await RunRecords(redis).get(run_id)).recipe.learner.ranks == (1 if expected else 2)
+
+
+async def test_what_an_earlier_release_accepted_of_devices_is_resumed(api, redis, run_id):
+    """With other ranks too: the text of the fault names their number, but it is not a new one."""
+    await submitted(api, redis, run_id, RunState.FAILED)
+    stored = recipe_document("/model", learner={"gpus": 2.0})
+    await redis.hset(RunKeys(run_id).record, "recipe", Recipe.model_validate(stored).model_dump_json())
+    assert (await api.post(f"/v1/runs/{run_id}/resume", json={"learner_ranks": 4})).status_code == 202
+
+
+@pytest.mark.parametrize(
+    ("sections", "expected"),
+    [
+        ({"model": {"path": "hf://nonsense"}}, "model.path: 'hf://nonsense' is not valid: expected ORG/NAME@REVISION"),
+        ({"model": {"path": "hf://datasets/a/b@main"}}, "model.path: 'hf://datasets/a/b@main' is not valid: expected "),
+        (
+            {"data": {"source": "parquet", "path": "hf://a/b@main"}},
+            "data.path: 'hf://a/b@main' is not valid: expected ORG/NAME@REVISION/PATH or hf://datasets/",
+        ),
+        (
+            {"data": {"source": "jsonl", "path": "a/b@main"}},
+            "data.path: 'a/b@main' is not valid: expected ORG/NAME@REVISION/PATH of one file with source = 'jsonl'",
+        ),
+        (
+            {"evaluation": {"sets": [{"name": "aime", "source": "csv", "path": "a/b@main"}]}},
+            "evaluation.sets 'aime'.path: 'a/b@main' is not valid: expected ORG/NAME@REVISION/PATH of one file",
+        ),
+        (
+            {"model": {"path": "/m", "chat_template": "hf://a/b@main/x.jinja"}},
+            "model.chat_template: 'hf://a/b@main/x.jinja' is not valid: expected a local path or s3://",
+        ),
+        ({"model": {"path": "a/b@main"}, "data": {"source": "parquet", "path": "a/b@main"}}, None),
+    ],
+)
+async def test_addresses_of_the_hub_are_checked_at_submission(api, tmp_path, run_id, sections, expected):
+    document = recipe_document("/model") | sections
+    answer = await api.post("/v1/runs", json={"id": run_id, "recipe": document})
+    assert (answer.status_code == 201) == (expected is None), answer.text
+    assert expected is None or answer.json()["detail"].startswith(expected)
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(json.dumps(document))
+    status, output = penstock("validate", str(recipe))
+    assert (status == 0) == (expected is None), output
+    assert expected is None or expected in output
 
 
 async def test_a_run_sampled_with_top_p_is_shown_not_resumed(api, redis, run_id):

@@ -51,6 +51,11 @@ def tensor_parallel(workers, gpus, **architecture):
             {"learner": {"gpus": 0.5, "ranks": 2}},
             ["learner.gpus: 0.5 is not valid: expected 0 (on CPU) or 1 with learner.ranks = 2"],
         ),
+        (
+            {"rollout": {"gpus": 0.00005}},
+            ["rollout.gpus: 5e-05 is not valid", "or a share below 1, at least 0.0001"],
+        ),
+        ({"learner": {"gpus": 0.00005}}, ["learner.gpus: 5e-05 is not valid", "or a share of at least 0.0001"]),
         (NCCL, ["weights.backend: 'nccl' is not valid: expected 'gloo' with rollout.gpus = 0 and learner.gpus = 0"]),
         (
             {**NCCL, "rollout": {"gpus": 1}},

@@ -18,6 +18,7 @@ from tests.harness.engine_table import table
 from tests.harness.small_run import recipe_document
 
 ZERO = "learner.deepspeed.zero_optimization."
+LENGTH = 4096
 
 
 def refused(**sections: dict[str, Any]) -> str:
@@ -57,7 +58,10 @@ def given(engine: str, name: str, value: Any) -> dict[str, Any]:
     """The sections of a recipe with one argument."""
     section, dot, rest = name.partition(".")
     arguments = {section: {rest: value} if dot else value}
-    return {"learner": {"deepspeed": arguments}} if engine == "deepspeed" else {"rollout": {"engine": arguments}}
+    if engine == "deepspeed":
+        return {"learner": {"deepspeed": arguments}}
+    beside = {"numa_bind": True} if name in ("numa_bind_cpus", "numa_bind_nodes") else {}
+    return {"model": {"path": "/none", "max_model_len": LENGTH}, "rollout": {"engine": beside | arguments}}
 
 
 def examples(values: Accepted) -> list[Any]:
@@ -66,7 +70,7 @@ def examples(values: Accepted) -> list[Any]:
         return values["values"]
     if "items" in values:
         return [["0-3"] if "pattern" in values["items"] else examples(values["items"])]
-    least = max(values.get("least", 1), 4096)
+    least = max(values.get("least", 1), LENGTH)
     by_kind = {"null": None, "bool": True, "int": least, "whole": float(least)}
     return [by_kind[kind] for kind in values["kinds"]]
 
@@ -198,6 +202,38 @@ def test_arguments_of_speed_and_memory_are_accepted() -> None:
         (
             {"rollout": {"engine": {"max_num_batched_tokens": "5"}}},
             "rollout.engine.max_num_batched_tokens: '5' is not valid: expected a value of type int or null, at least 1",
+        ),
+        (
+            zero(round_robin_gradients=True),
+            f"{ZERO}round_robin_gradients: true is not valid: expected no argument, because checkpoints",
+        ),
+        (
+            zero(stage3_module_granularity_threshold=30000),
+            f"{ZERO}stage3_module_granularity_threshold: 30000 is not valid: expected no argument, because log-probs",
+        ),
+        (
+            {"rollout": {"engine": {"max_num_scheduled_tokens": 8192}}},
+            "rollout.engine.max_num_scheduled_tokens: 8192 is not valid: expected rollout.engine.max_num_batched_",
+        ),
+        (
+            {"rollout": {"engine": {"long_prefill_token_threshold": 257}}},
+            "rollout.engine.long_prefill_token_threshold: 257 is not valid: expected at most model.max_model_len = 256",
+        ),
+        (
+            {"rollout": {"engine": {"cudagraph_capture_sizes": [1, 4, 2], "max_cudagraph_capture_size": 8}}},
+            "rollout.engine.max_cudagraph_capture_size: 8 is not valid: expected 4, the largest of ",
+        ),
+        (
+            {"rollout": {"engine": {"numa_bind_nodes": [0]}}},
+            "rollout.engine.numa_bind_nodes: [0] is not valid: expected null without numa_bind = true",
+        ),
+        (
+            {"rollout": {"engine": {"numa_bind": True, "numa_bind_cpus": ["0-2", "4,7-5"]}}},
+            "rollout.engine.numa_bind_cpus: ['0-2', '4,7-5'] is not valid: expected ranges that rise; '7-5' falls",
+        ),
+        (
+            {"rollout": {"engine": {"attention_backend": "CUSTOM"}}},
+            "rollout.engine.attention_backend: 'CUSTOM' is not valid: expected one of 'FLASH_ATTN', ",
         ),
         ({"rollout": {"engine": {"stream_interval": 0}}}, "rollout.engine.stream_interval: 0 is not valid: "),
         (

@@ -3,6 +3,7 @@
 import pytest
 
 from services.settings import PRESETS, Recipe, RecipeError, load_recipe, parse_recipe
+from services.settings.recipe import LEAST_TEMPERATURE
 from tests.harness.small_run import recipe_document
 
 
@@ -116,6 +117,26 @@ from tests.harness.small_run import recipe_document
         (
             {"algorithm": {"constant_length": 9}},
             ["algorithm.constant_length: 9 is not valid: expected null unless reduction"],
+        ),
+        (
+            {"algorithm": {"value": {"clip": 0.5}}},
+            ["algorithm.value.clip: 0.5 is not valid: expected 0.2, the default, with advantage = 'group_std'"],
+        ),
+        (
+            {"rollout": {"temperature": 0.005}},
+            ["rollout.temperature: 0.005 is not valid: expected at least 0.01, at which vLLM samples for any lower"],
+        ),
+        (
+            {"rollout": {"top_k": 1}},
+            ["rollout.top_k: 1 is not valid: expected at least 2, or null"],
+        ),
+        (
+            {"data": {"source": "csv", "path": "/data.csv", "layout": "dapo-math-17k"}},
+            ["data.layout: 'dapo-math-17k' is not valid: expected another one with source = 'csv'"],
+        ),
+        (
+            {"weights": {"timeout_s": 1e15}},
+            ["weights.timeout_s: 1000000000000000.0 is not valid: expected a number less than or equal to 1000000000"],
         ),
         (
             {"algorithm": {"overlong": {"factor": 2.0}}},
@@ -255,6 +276,19 @@ def test_the_overlong_cache_is_a_fifth_unless_set(longest, cache, expected):
 def test_defaults_are_the_paper_s():
     bare = {"name": "bare", "model": {"path": "/model"}, "limits": {"rollout_steps": 1}}
     assert Recipe.model_validate(bare) == parse_recipe(bare)
+
+
+def test_the_lowest_temperature_is_that_of_the_engine():
+    """Below it vLLM samples as at it, and the learner would train another policy."""
+    from vllm import SamplingParams
+
+    assert SamplingParams(temperature=LEAST_TEMPERATURE / 2).temperature == LEAST_TEMPERATURE
+    parse_recipe(recipe_document("/model", rollout={"temperature": LEAST_TEMPERATURE}))
+    parse_recipe(recipe_document("/model", rollout={"temperature": 0.001, "top_k": 1}, limits={"rollout_steps": 0}))
+
+
+def test_the_preset_of_ppo_can_be_changed_to_groups():
+    parse_recipe(recipe_document("/model", algorithm={"preset": "ppo", "advantage": "group_std"}))
 
 
 def test_top_p_needs_top_k_only_for_training():

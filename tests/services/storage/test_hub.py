@@ -110,6 +110,28 @@ def test_an_interrupted_download_continues(hub: HubServer, files: dict[str, byte
     assert not list(tmp_path.glob(".hf-*.download"))
 
 
+def test_what_a_killed_process_left_of_a_file_is_deleted(
+    hub: HubServer, files: dict[str, bytes], tmp_path: Path
+) -> None:
+    """The library gives each attempt's file another name, so leftovers would fill the disk."""
+    hub.model(NAME, files)
+    for attempt in range(3):
+        program = download_program(tmp_path)
+
+        def kill(program: subprocess.Popen[bytes] = program) -> None:
+            if hub.transfers()[-1].endswith(large_digest(files)):
+                program.kill()
+
+        hub.on_transfer = kill
+        assert program.wait(30) < 0
+        [folder] = tmp_path.glob(".hf-*.download/tiny/.cache")
+        left = [path.name for path in folder.rglob("*.incomplete")]
+        assert f"planted-{attempt - 1}.incomplete" not in left
+        (folder / f"planted-{attempt}.incomplete").write_bytes(bytes(1000))
+    hub.on_transfer = lambda: None
+    assert copy(pin(tmp_path), tmp_path).joinpath("model.safetensors").read_bytes() == files["model.safetensors"]
+
+
 def large_digest(files: dict[str, bytes]) -> str:
     return hashlib.sha256(files["model.safetensors"]).hexdigest()
 

@@ -114,7 +114,9 @@ def test_the_record_names_a_model_that_every_command_takes(
 def test_only_preparation_keeps_the_token(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     assert environment.head_environment("127.0.0.1", "/runs")["HF_TOKEN"] == TOKEN
-    assert environment.service_environment(1)["HF_TOKEN"] == ""
+    assert environment.service_environment(1, 1.0)["HF_TOKEN"] == ""
+    assert "CUDA_VISIBLE_DEVICES" not in environment.service_environment(1, 1.0), "Ray sets it"
+    assert environment.service_environment(1, 0.0)["CUDA_VISIBLE_DEVICES"] == ""
     assert "HF_TOKEN" not in environment.process_environment(1), "Ray shows these to all that ask it"
     for asked in ("", "1"):
         monkeypatch.setenv("HF_HUB_OFFLINE", asked)
