@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -93,15 +93,20 @@ def test_an_interrupted_download_continues(hub: HubServer, files: dict[str, byte
     hub.model(NAME, files)
     program = download_program(tmp_path)
 
+    def there() -> list[str]:
+        return [name for name in files if list(tmp_path.glob(f".hf-*.download/tiny/{name}"))]
+
     def kill() -> None:
-        # Files arrive side by side, so the large one need not be the last that was asked for.
-        if any(path.endswith(large_digest(files)) for path in hub.transfers()):
-            program.kill()
+        """Files arrive side by side: while the large one is asked for, wait until another has arrived."""
+        ends = time.monotonic() + 60
+        while not there() and time.monotonic() < ends:
+            time.sleep(0.01)
+        program.kill()
 
     hub.on_transfer = kill
-    assert program.wait(30) < 0
+    assert program.wait(120) < 0
     assert not list(tmp_path.glob("hf-*"))
-    arrived = [name for name in files if list(tmp_path.glob(f".hf-*.download/tiny/{name}"))]
+    arrived = there()
     hub.on_transfer = lambda: None
     hub.requests.clear()
     assert copy(pin(tmp_path), tmp_path).joinpath("config.json").is_file()
@@ -117,15 +122,8 @@ def test_what_a_killed_process_left_of_a_file_is_deleted(
     """The library gives each attempt's file another name, so leftovers would fill the disk."""
     hub.model(NAME, files)
     for attempt in range(3):
-        hub.requests.clear()
         program = download_program(tmp_path)
-
-        def kill(program: subprocess.Popen[bytes] = program) -> None:
-            # Files arrive side by side, so the large one need not be the last that was asked for.
-            if any(path.endswith(large_digest(files)) for path in hub.transfers()):
-                program.kill()
-
-        hub.on_transfer = kill
+        hub.on_transfer = program.kill  # only large files are transfers of their own
         assert program.wait(120) < 0
         [folder] = tmp_path.glob(".hf-*.download/tiny/.cache")
         left = [path.name for path in folder.rglob("*.incomplete")]
@@ -133,10 +131,6 @@ def test_what_a_killed_process_left_of_a_file_is_deleted(
         (folder / f"planted-{attempt}.incomplete").write_bytes(bytes(1000))
     hub.on_transfer = lambda: None
     assert copy(pin(tmp_path), tmp_path).joinpath("model.safetensors").read_bytes() == files["model.safetensors"]
-
-
-def large_digest(files: dict[str, bytes]) -> str:
-    return hashlib.sha256(files["model.safetensors"]).hexdigest()
 
 
 def download_program(cache: Path) -> subprocess.Popen[bytes]:
