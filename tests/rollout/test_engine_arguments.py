@@ -67,8 +67,8 @@ def test_compiled_code_is_cached_per_instruction_set(given):
 
 @pytest.mark.xdist_group("vllm")
 async def test_an_argument_that_vllm_refuses_is_named(tiny_model):
-    """Its value is checked when the recipe is read, but only vLLM knows which arguments go together."""
-    recipe = parse_recipe(recipe_document(tiny_model, rollout={"engine": {"numa_bind_nodes": [0]}}))
-    refusal = r"^vLLM does not start with rollout\.engine\.numa_bind_nodes: [^$]*numa_bind=True"
+    """Its value is checked when the recipe is read, but only vLLM knows whether it suits the model."""
+    recipe = parse_recipe(recipe_document(tiny_model, rollout={"engine": {"enable_expert_parallel": True}}))
+    refusal = r"^vLLM does not start with rollout\.engine\.enable_expert_parallel: [^$]*[Nn]umber of experts"
     with pytest.raises(EngineError, match=refusal):
         await RolloutEngine.start(recipe, str(tiny_model), [3], "rollout-0")
