@@ -53,14 +53,22 @@ def _prepare(document: dict[str, Any], cache: str, deadline_s: float) -> str:
     return record_name(ModelSettings.model_validate(document), Path(cache), deadline_s)
 
 
-def _check_fit(document: dict[str, Any], name: str, gib: dict[str, float | None], cache: str, _: float) -> None:
-    """Runs in a worker process, like `_prepare`. `gib`: the memory of one GPU by role, in GiB."""
-    from learner.model.fit import check_fit
+def _check_fit(
+    document: dict[str, Any], name: str, gib: dict[str, float | None], replicas: int | None, cache: str, _: float
+) -> None:
+    """Runs in a worker process, like `_prepare`.
+
+    `gib`: the memory of one GPU by role, in GiB. `replicas`: those of rollout, if this is the only machine.
+    """
+    from learner.model.fit import check_fit, check_machine
+    from learner.model.memory import host_size
     from learner.model.shape import recorded_shape
 
     recipe = Recipe.model_validate(document)
     if shape := recorded_shape(recipe.model, name, Path(cache)):
         check_fit(recipe, shape, gib["learner"], gib["rollout"])
+        if replicas is not None:
+            check_machine(recipe, shape, replicas, host_size())
 
 
 @dataclass
@@ -99,21 +107,23 @@ class RayCluster:
         return dict(await _on_a_node(record, pinned_data, fields, inputs_folder()))
 
     async def check_memory(self, record: RunRecord) -> None:
-        """Compare what the run needs with its workers, and the memory of the GPUs, as the chart states it; see Cluster.
+        """Compare what the run needs with its workers, the GPUs' memory as the chart states it, and an only machine.
 
         Raises ModelDoesNotFitError, StoreError, TimeoutError.
         """
         try:
             limits = load_cluster_limits()
+            # A chart adds nodes when a run needs them, so there is more memory than that of one.
+            alone = limits is None and await asyncio.to_thread(_has_one_node)
         except ClusterLimitsError as error:
             log.warning("%s; the memory that run %s needs is not checked", error, record.id)
-            limits = None
+            limits, alone = None, False
         gib = {role: getattr(limits, role).gpu_memory_gib if limits else None for role in ("learner", "rollout")}
-        recipe = record.recipe
-        # The size of the model takes seconds to compute, and most runs have one worker per replica.
-        if any(gib.values()) or recipe.rollout.tensor_parallel > 1:
-            document = recipe.model_dump(mode="json")
-            await _on_a_node(record, _check_fit, document, record.model_path, gib, str(models_folder()))
+        replicas = record.rollout_replicas if alone else None
+        # The size of the model takes seconds to compute.
+        if alone or any(gib.values()) or record.recipe.rollout.tensor_parallel > 1:
+            document = record.recipe.model_dump(mode="json")
+            await _on_a_node(record, _check_fit, document, record.model_path, gib, replicas, str(models_folder()))
 
     async def start(self, record: RunRecord) -> None:
         """Start all processes of a run, or find those that a previous gateway started.
@@ -269,6 +279,10 @@ class RayCluster:
         failed += await _all_of(*(_await_gone(fleet, ends) for fleet in fleets))
         if failed:
             raise ExceptionGroup(f"not all processes of run {run} were ended: {'; '.join(map(repr, failed))}", failed)
+
+
+def _has_one_node() -> bool:
+    return [node["Alive"] for node in ray.nodes()].count(True) == 1
 
 
 async def _on_a_node(record: RunRecord, do: Callable[..., Any], *arguments: Any) -> Any:

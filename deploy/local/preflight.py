@@ -13,7 +13,8 @@ from importlib.util import find_spec
 from ipaddress import AddressValueError, IPv4Address
 from pathlib import Path
 
-from learner.model.memory import BYTES, free_on_host, held_bytes
+from learner.model.fit import host_memory
+from learner.model.memory import free_on_host
 from services.settings import ExpiryError, Recipe, load_expiry
 from services.storage.folders import contents
 from services.storage.hub.address import is_hub
@@ -85,16 +86,10 @@ def needed_bytes(recipe: Recipe | None) -> int:
     """Memory for the stack, and for one run if a recipe is given; the estimate errs on the high side."""
     if recipe is None:
         return STACK_BYTES
-    parameters = _parameters(recipe)
-    engine = ENGINE_BYTES + BYTES[recipe.rollout.dtype] * parameters + recipe.rollout.kv_cache_mib * 2**20
-    learner = _learner_bytes(recipe, parameters) if recipe.limits.rollout_steps else 0
-    return STACK_BYTES + recipe.rollout.replicas * engine + learner
-
-
-def _learner_bytes(recipe: Recipe, parameters: int) -> int:
-    """Memory of all ranks, which share this machine, with the snapshot that rank 0 broadcasts."""
-    held = held_bytes(recipe, parameters, recipe.learner.zero_stage)
-    return recipe.learner.ranks * (LEARNER_BYTES + int(sum(held))) + BYTES[recipe.learner.dtype] * parameters
+    processes = recipe.rollout.replicas * ENGINE_BYTES
+    if recipe.limits.rollout_steps:
+        processes += recipe.learner.ranks * LEARNER_BYTES
+    return STACK_BYTES + processes + int(host_memory(recipe, _parameters(recipe), recipe.rollout.replicas).total)
 
 
 def check_memory(recipe: Recipe | None) -> None:

@@ -1,6 +1,6 @@
-"""Owns whether a model fits a run's workers and GPUs of a stated memory; the estimate of a rollout replica's memory.
+"""Owns whether a model fits a run's workers, GPUs of a stated memory, or a machine; the memory of a rollout replica.
 
-Must not ask a device what is free: this is checked before any process of the run exists.
+Must not ask a device or a host what is free: this is checked before any process of the run exists.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from learner.model.memory import BYTES, GIB, ModelDoesNotFitError, learner_memory
+from learner.model.memory import BYTES, GIB, ModelDoesNotFitError, held_bytes, learner_memory
 from learner.model.shape import ModelShape
 from services.settings import Recipe
 from services.settings.faults import invalid
@@ -47,6 +47,62 @@ def replica_memory(recipe: Recipe, shape: ModelShape) -> ReplicaMemory:
         kv_tokens=tokens,
         longest_sequences=tokens / recipe.model.max_model_len,
     )
+
+
+@dataclass(frozen=True)
+class HostMemory:
+    """Bytes that a run's processes always hold in host memory, all of them together, beside their programs.
+
+    `learner`: the ranks' state; `snapshot`: the weights that rank 0 broadcasts; `weights`, `staged` and `cache`: those
+    of the replicas on CPUs. What a GPU holds is 0.
+    """
+
+    learner: float
+    snapshot: float
+    weights: float
+    staged: float
+    cache: float
+
+    @property
+    def total(self) -> float:
+        return self.learner + self.snapshot + self.weights + self.staged + self.cache
+
+    def __str__(self) -> str:
+        parts = {"learner ranks": self.learner, "their snapshot": self.snapshot, "rollout weights": self.weights}
+        parts |= {"staged weights": self.staged, "KV caches": self.cache}
+        return ", ".join(f"{part} {size / GIB:.2f}" for part, size in parts.items())
+
+
+def host_memory(recipe: Recipe, parameters: int, replicas: int) -> HostMemory:
+    """The host memory that a run of a model of so many parameters takes, with so many rollout replicas."""
+    learner, rollout = recipe.learner, recipe.rollout
+    held, version = held_bytes(recipe, parameters, learner.zero_stage), BYTES[learner.dtype] * parameters
+    training, on_cpu = bool(recipe.limits.rollout_steps), 0 if rollout.gpus else replicas
+    workers = on_cpu * rollout.tensor_parallel
+    return HostMemory(
+        learner=training * learner.ranks * (held.host if learner.gpus else sum(held)),
+        snapshot=training * version,
+        weights=on_cpu * BYTES[rollout.dtype] * parameters,
+        staged=training * workers * version,
+        cache=workers * rollout.kv_cache_mib * 2**20,
+    )
+
+
+def check_machine(recipe: Recipe, shape: ModelShape, replicas: int, memory: int) -> None:
+    """Compare what a run holds with the bytes of `memory` of the only machine that can place it.
+
+    Raises ModelDoesNotFitError with the parts. What is free is not known yet, so each rank checks that as it starts.
+    """
+    need = host_memory(recipe, shape.parameters, replicas)
+    if need.total > memory:
+        model = recipe.model
+        field, name = ("package", model.package) if model.path is None else ("path", model.path)
+        expected = (
+            f"a model with which the run fits the {memory / GIB:.2f} GiB of the only machine; {_named(shape)} needs at "
+            f"least {need.total / GIB:.2f} GiB on {recipe.learner.ranks} ranks and {replicas} replicas ({need}); "
+            "see `penstock plan`"
+        )
+        raise ModelDoesNotFitError(invalid(f"model.{field}", name, expected))
 
 
 def sync_bytes(recipe: Recipe, shape: ModelShape) -> float:

@@ -6,6 +6,7 @@ Must not measure, except what is free. `python -m benchmarks.loading_memory` com
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -139,15 +140,26 @@ def free_on_host() -> int:
     """Bytes that are still free on this machine, or in its container if that is less."""
     import psutil
 
-    free = int(psutil.virtual_memory().available)
+    left = [limit - int(Path(usage).read_text()) for limit, usage in _container_limits()]
+    return max(0, min([int(psutil.virtual_memory().available), *left]))
+
+
+def host_size() -> int:
+    """Bytes of this machine's memory, or of its container's limit if that is less."""
+    import psutil
+
+    return min([int(psutil.virtual_memory().total), *(limit for limit, _ in _container_limits())])
+
+
+def _container_limits() -> Iterator[tuple[int, str]]:
+    """The limits in bytes under which this process runs, each with the file of what is used of it."""
     for limit, usage in CGROUP_LIMITS:
         try:
             bound = Path(limit).read_text().strip()
-            if bound.isdigit():
-                free = min(free, int(bound) - int(Path(usage).read_text()))
         except OSError:
             continue
-    return max(0, free)
+        if bound.isdigit() and Path(usage).is_file():
+            yield int(bound), usage
 
 
 def _buffers(learner: LearnerSettings, parameters: int, size: int, stage: int) -> float:

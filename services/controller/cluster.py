@@ -29,7 +29,10 @@ class Cluster(Protocol):
         """Download the data that the recipe names on the hub; returns their names for the record, by those."""
 
     async def check_memory(self, record: RunRecord) -> None:
-        """Raise an error if the prepared model cannot fit the run's GPUs; nothing if their memory is unknown."""
+        """Raise an error if the prepared model cannot fit the run's GPUs, or the cluster's only machine.
+
+        What is unknown is not checked: the memory of GPUs that no chart states, and of nodes that may be added.
+        """
 
     async def start(self, record: RunRecord) -> None:
         """Start the run's sampler, verifier and rollout fleets, and learner ranks unless it only evaluates.

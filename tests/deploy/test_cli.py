@@ -159,18 +159,18 @@ def test_memory_check_reports_needed_and_free() -> None:
 
 def test_memory_of_a_run_that_only_evaluates_has_no_learner(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(bytes(4_000_000))  # two million parameters in half precision
-    assert learner_needs(tmp_path, ranks=1, zero_stage=0) == 1.5 * GIB + 5 * 4 * 2_000_000
+    assert learner_needs(tmp_path, ranks=1, zero_stage=0) == 1.5 * GIB + 6 * 4 * 2_000_000
 
 
 def test_memory_check_counts_what_each_rank_holds(tmp_path: Path) -> None:
-    """Weights, gradients, Adam's two moments and the copy that DeepSpeed updates, in float32; one snapshot."""
+    """Weights, gradients, Adam's two moments and the copy that DeepSpeed updates, in float32; sent, and staged."""
     (tmp_path / "model.safetensors").write_bytes(bytes(4_000_000))
     ranks, values = 2 * 1.5 * GIB, 4 * 2_000_000
-    assert learner_needs(tmp_path, ranks=2, zero_stage=0) == ranks + (2 * 4 + 1) * values
-    assert learner_needs(tmp_path, ranks=2, zero_stage=1) == ranks + (2 * 2 + 3 + 1) * values
-    assert learner_needs(tmp_path, ranks=2, zero_stage=3) == ranks + (5 + 1) * values
+    assert learner_needs(tmp_path, ranks=2, zero_stage=0) == ranks + (2 * 4 + 2) * values
+    assert learner_needs(tmp_path, ranks=2, zero_stage=1) == ranks + (2 * 2 + 3 + 2) * values
+    assert learner_needs(tmp_path, ranks=2, zero_stage=3) == ranks + (5 + 2) * values
     with_reference = learner_needs(tmp_path, {"kl_coefficient": 0.1}, ranks=2, zero_stage=0)
-    assert with_reference == ranks + (2 * 5 + 1) * values
+    assert with_reference == ranks + (2 * 5 + 2) * values
 
 
 def learner_needs(folder: Path, algorithm: dict[str, float] | None = None, **learner: int) -> int:

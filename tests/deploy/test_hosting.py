@@ -404,6 +404,17 @@ async def test_a_model_that_does_not_fit_is_refused_by_the_chart(
         await cluster.check_memory(shared)
 
 
+@pytest.mark.timeout(180)
+async def test_a_run_larger_than_the_only_machine_is_refused(
+    cluster: Any, redis: Any, run_id: str, tiny_model: Path
+) -> None:
+    document = recipe_document(tiny_model, rollout={"kv_cache_mib": 8 * 2**20})
+    await RunRecords(redis).create(run_id, parse_recipe(document))
+    record = replace(await RunRecords(redis).get(run_id), model_path=str(tiny_model))
+    with pytest.raises(RuntimeError, match=r"^model\.path: .* the only machine; .*KV caches 8192\.00"):
+        await cluster.check_memory(record)
+
+
 def test_no_serve_proxy_uses_a_port(ray_session: Path) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 8000))

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from learner.model.fit import check_fit, replica_memory
-from learner.model.memory import GIB, ModelDoesNotFitError, learner_memory
+from learner.model.fit import check_fit, check_machine, host_memory, replica_memory
+from learner.model.memory import GIB, ModelDoesNotFitError, held_bytes, learner_memory
 from learner.model.shape import ModelShape, folder_shape, recorded_shape
 from services.settings import ModelSettings, Recipe, parse_recipe
 from tests.harness.small_run import recipe_document
@@ -92,6 +92,38 @@ def test_a_replica_is_refused_with_the_cache_that_would_fit() -> None:
 def test_both_sides_are_reported_at_once() -> None:
     with pytest.raises(ModelDoesNotFitError, match=r"^learner\.zero_stage: .*; rollout\.tensor_parallel: "):
         check_fit(recipe(), BIG, 1, 1)
+
+
+ON_CPU = {"gpus": 0.0, "dtype": "float32"}
+
+
+def test_a_run_larger_than_the_only_machine_is_refused_with_its_parts() -> None:
+    # 32 GiB per version: weights, gradients, two moments and a master copy on two ranks; two replicas stage a version.
+    wanted = recipe({**ON_CPU, "ranks": 2, "zero_stage": 3}, ON_CPU)
+    needed = 5 * 32 + 32 + 2 * (32 + 32 + 4)
+    check_machine(wanted, BIG, 2, needed * GIB)
+    refusal = (
+        r"^model\.path: '/none' is not valid: expected a model with which the run fits the 327\.00 GiB of the only "
+        r"machine; big with 8\.590 billion parameters needs at least 328\.00 GiB on 2 ranks and 2 replicas \(learner "
+        r"ranks 160\.00, their snapshot 32\.00, rollout weights 64\.00, staged weights 64\.00, KV caches 8\.00\); see "
+    )
+    with pytest.raises(ModelDoesNotFitError, match=refusal):
+        check_machine(wanted, BIG, 2, (needed - 1) * GIB)
+    check_machine(wanted, BIG, 1, (needed - 68) * GIB)
+
+
+def test_what_gpus_hold_is_not_counted_on_the_machine() -> None:
+    """Of an offloaded optimizer the host keeps its states; rank 0 keeps the snapshot that it broadcasts."""
+    assert host_memory(recipe(), BIG.parameters, 3).total == 16 * GIB
+    offloading = recipe({"zero_stage": 2, "offload_optimizer": True})
+    states = 4 * held_bytes(offloading, BIG.parameters, 2).host
+    assert states > 0
+    assert host_memory(offloading, BIG.parameters, 3).learner == states
+
+
+def test_a_run_that_only_evaluates_needs_its_replicas_only() -> None:
+    wanted = recipe(ON_CPU, ON_CPU, limits={"rollout_steps": 0})
+    assert host_memory(wanted, BIG.parameters, 1).total == (32 + 4) * GIB
 
 
 @pytest.mark.parametrize(

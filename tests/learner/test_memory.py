@@ -66,14 +66,14 @@ def test_gradients_that_stay_on_the_device_beside_offloading(dtype: str, stage: 
     assert need.gradients == per_rank * BIG.parameters / 4
 
 
-def test_what_is_free_in_a_container_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_limit_of_a_container_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "max").write_text(f"{3 * GIB}\n")
     (tmp_path / "current").write_text(str(GIB))
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=100 * GIB))
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=100 * GIB, total=120 * GIB))
     monkeypatch.setattr(memory, "CGROUP_LIMITS", [(str(tmp_path / "max"), str(tmp_path / "current"))])
-    assert memory.free_on_host() == 2 * GIB
+    assert (memory.free_on_host(), memory.host_size()) == (2 * GIB, 3 * GIB)
     (tmp_path / "max").write_text("max\n")
-    assert memory.free_on_host() == 100 * GIB
+    assert (memory.free_on_host(), memory.host_size()) == (100 * GIB, 120 * GIB)
 
 
 def test_a_model_that_does_not_fit_is_refused(

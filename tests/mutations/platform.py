@@ -310,6 +310,13 @@ PLATFORM = [
         ("tests/learner/test_fit.py",),
     ),
     Mutation(
+        "fit: only one rank counts on a machine",
+        "learner/model/fit.py",
+        "learner=training * learner.ranks * (",
+        "learner=training * (",
+        ("tests/learner/test_fit.py",),
+    ),
+    Mutation(
         "learner: proximal log-probs of the micro-batches in reverse",
         "learner/training/step_start.py",
         "self._logprobs(self._policy, part) for part in work[fresh:]",
