@@ -172,7 +172,7 @@ async def test_judged_prompts_do_not_fill_redis(own_server, run_id):
         await redis.config_set("maxmemory", used + 2**20)
         services = (SamplerService().run(sampler), VerifierService().run(verifier), ShortAnswers(rollout).run())
         async with running(*services) as tasks:
-            await until(lambda: evaluated(redis, keys, "evaluation"), tasks, "the evaluation", deadline_s=60)
+            await until(lambda: evaluated(redis, keys, "evaluation"), tasks, "the evaluation")
         [record] = await sampler.event_log.evaluations()
     assert (record.prompts, record.dropped) == (prompts, 0)
 
