@@ -97,7 +97,7 @@ def test_both_sides_are_reported_at_once() -> None:
 ON_CPU = {"gpus": 0.0, "dtype": "float32"}
 
 
-def test_a_run_larger_than_the_only_machine_is_refused_with_its_parts() -> None:
+def test_a_run_larger_than_the_only_machine_names_its_parts() -> None:
     # 32 GiB per version: weights, gradients, two moments and a master copy on two ranks; two replicas stage a version.
     wanted = recipe({**ON_CPU, "ranks": 2, "zero_stage": 3}, ON_CPU)
     needed = 5 * 32 + 32 + 2 * (32 + 32 + 4)
