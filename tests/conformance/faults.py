@@ -76,6 +76,7 @@ FAULTS: dict[str, Callable[[Problem], Exact]] = {
     "uncounted": uncounted,
     "counted-by-two-ranks": counted_by_two_ranks,
     "clip-low-off": setting_off(clip_low=1e-3),
+    "clip-low-twice-off": setting_off(clip_low=2e-3),
     "clip-high-off": setting_off(clip_high=1e-3),
     "kl-off": setting_off(kl_coefficient=3e-4),
 }

@@ -172,7 +172,8 @@ DETECTED = [
     *(("everything", fault) for fault in FAULTS),
     *(("lopsided", fault) for fault in FAULTS),
     *(("zero-1-everything", fault) for fault in FAULTS),
-    # With 190 tokens, a thousandth of one, or of the few that are clipped, is within the rounding of float32.
+    # With 190 tokens, a thousandth of one, or of the few that are clipped, is within the rounding of float32; two
+    # thousandths of those that are clipped low are not.
     *(("zero-1-lopsided", fault) for fault in FAULTS if fault not in ("token-off", "clip-low-off", "clip-high-off")),
 ]
 
@@ -200,7 +201,7 @@ def check_detected(loss: float, gradient: Gradient, known: Expected, name: str, 
     with pytest.raises(AssertionError):
         check(loss, gradient, faulty, bound)
     # The share of a clipped token in the loss is constant, so its gradient is zero for any clip bound.
-    if fault not in ("clip-low-off", "clip-high-off"):
+    if not fault.startswith("clip-"):
         assert difference(gradient, faulty.gradient) > bound.gradient
 
 

@@ -406,13 +406,18 @@ async def test_a_model_that_does_not_fit_is_refused_by_the_chart(
 
 @pytest.mark.timeout(180)
 async def test_a_run_larger_than_the_only_machine_is_refused(
-    cluster: Any, redis: Any, run_id: str, tiny_model: Path
+    cluster: Any, redis: Any, run_id: str, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """But not with a chart, which adds nodes."""
     document = recipe_document(tiny_model, rollout={"kv_cache_mib": 8 * 2**20})
     await RunRecords(redis).create(run_id, parse_recipe(document))
     record = replace(await RunRecords(redis).get(run_id), model_path=str(tiny_model))
     with pytest.raises(RuntimeError, match=r"^model\.path: .* the only machine; .*KV caches 8192\.00"):
         await cluster.check_memory(record)
+    bounds = {role: {"pods": 1, "cpus": 4, "gpus": 0} for role in ("cpu", "verifier", "rollout", "learner")}
+    (tmp_path / "bounds.json").write_text(json.dumps(bounds))
+    monkeypatch.setenv("PENSTOCK_BOUNDS", str(tmp_path / "bounds.json"))
+    await cluster.check_memory(record)
 
 
 def test_no_serve_proxy_uses_a_port(ray_session: Path) -> None:
