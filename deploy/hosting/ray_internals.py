@@ -9,20 +9,41 @@ check each of them (tests/deploy/test_hosting*.py and tests/cluster run them all
 - `set_replicas` (Serve's controller): a new replica count that leaves the other replicas running.
 - `delete_application` (serve.delete without waiting): all fleets of a run drain at the same time.
 - `local_node_options` (ray.init): the node's address and folder.
+- `patient_start` (RayParams, start_ray_process, get_node): ports for a new node's agents and a longer deadline for its
+  start.
 """
 
 from __future__ import annotations
 
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
 import ray
 from ray import NodeID
+from ray._private import parameter, services
 from ray._private.state import actors as actor_table
 from ray._raylet import GcsClient  # type: ignore[attr-defined]  # missing in its stub
 from ray.core.generated.autoscaler_pb2 import DrainNodeReason
 
+log = logging.getLogger(__name__)
+
 TRIED_WITH = "2.60.0"
+LISTEN_PORT = "dashboard_agent_listen_port"
+AGENT_PORTS = (LISTEN_PORT, "metrics_agent_port", "metrics_export_port", "runtime_env_agent_port")
+ASK_AGAIN_S = 0.5
+
+
+class NodeStartError(Exception):
+    """A new Ray node died, or did not register with the control store in time.
+
+    No RuntimeError: after one of those, ray.init would wait again.
+    """
 
 
 def actor_row(actor: Any) -> dict[str, Any]:
@@ -95,3 +116,62 @@ def delete_application(application: str) -> None:
 def local_node_options(host: str, folder: Path) -> dict[str, Any]:
     """Options of ray.init that fix the address of a new local node, and its folder."""
     return {"_node_ip_address": host, "_temp_dir": str(folder)}
+
+
+@contextmanager
+def patient_start(deadline_s: float, free_ports: Callable[[int], list[int]]) -> Iterator[None]:
+    """Inside it, ray.init waits `deadline_s` seconds for its new node. Raises NodeStartError.
+
+    Ray by itself waits 30 s, and its raylet 15 s for the ports that the node's agents choose: too short for a busy
+    laptop, and neither is a setting. The agents get their ports here, then the raylet does not wait for them. Ray gives
+    its raylet three of the four ports by itself.
+    """
+    ports = dict(zip(AGENT_PORTS, free_ports(len(AGENT_PORTS)), strict=True))
+    found = partial(_registered, services.get_node, time.monotonic() + deadline_s)
+    start = partial(_start, services.start_ray_process, f"--{LISTEN_PORT}={ports[LISTEN_PORT]}")
+    with (
+        _replaced(parameter, "RayParams", partial(_with_ports, parameter.RayParams, ports)),
+        _replaced(services, "start_ray_process", start),
+        _replaced(services, "get_node", found),
+    ):
+        yield
+
+
+def _with_ports(params: Any, ports: dict[str, int], **options: Any) -> Any:
+    return params(**(options | ports))
+
+
+def _start(start: Any, option: str, command: list[str], process_type: str, **options: Any) -> Any:
+    return start([*command, option] if process_type == "raylet" else command, process_type, **options)
+
+
+def _registered(get_node: Any, ends: float, gcs: str, node: str) -> dict[str, Any]:
+    """What the control store knows of the node, once it has registered."""
+    while True:
+        try:
+            row: dict[str, Any] = get_node(gcs, node)
+            return row
+        except RuntimeError as error:
+            log.info("Ray's new node has not registered: %s", error)
+        if not any(_is_raylet(child) for child in psutil.Process().children()):
+            raise NodeStartError("Ray's node process died while it started; its logs show the reason")
+        if time.monotonic() > ends:
+            raise NodeStartError("Ray's node process has not registered in time; its logs show the reason")
+        time.sleep(ASK_AGAIN_S)
+
+
+def _is_raylet(process: psutil.Process) -> bool:
+    try:
+        return process.name() == "raylet" and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+@contextmanager
+def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    kept = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, kept)

@@ -22,11 +22,12 @@ from deploy.hosting.actors import EARLY_DEATHS, Restarts, actor_state
 from deploy.hosting.environment import NAMESPACE, ROLES, serving
 from deploy.hosting.fleet import start_serve
 from deploy.hosting.gateway import start_gateway
-from deploy.hosting.ray_internals import local_node_options
+from deploy.hosting.ray_internals import local_node_options, patient_start
 
 log = logging.getLogger(__name__)
 
 OBJECT_STORE_BYTES = 200 * 2**20
+NODE_START_S = 150.0
 
 
 class GatewayFailedError(RuntimeError):
@@ -51,16 +52,21 @@ PING_S = 5.0
 WATCH_S = 1.0
 
 
-def start_ray(folder: Path, cores: int) -> None:
-    """Start a new Ray cluster, never join a running one. `folder`: a short path, for its sockets."""
-    _init(
-        address="local",
-        num_cpus=cores,
-        resources=serving(*ROLES),
-        include_dashboard=False,
-        object_store_memory=OBJECT_STORE_BYTES,
-        **local_node_options("127.0.0.1", folder),  # a laptop may change networks while Ray runs
-    )
+def start_ray(folder: Path, cores: int, free_ports: Callable[[int], list[int]]) -> None:
+    """Start a new Ray cluster, never join a running one. `folder`: a short path, for its sockets.
+
+    `free_ports` returns as many different free ports as it is asked for. Raises NodeStartError when the node does not
+    start within NODE_START_S seconds.
+    """
+    with patient_start(NODE_START_S, free_ports):
+        _init(
+            address="local",
+            num_cpus=cores,
+            resources=serving(*ROLES),
+            include_dashboard=False,
+            object_store_memory=OBJECT_STORE_BYTES,
+            **local_node_options("127.0.0.1", folder),  # a laptop may change networks while Ray runs
+        )
 
 
 def join_ray() -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from deploy.local.ports import free_ports
 from services.process import add_redis_option, configure_logging
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def _serve(arguments: argparse.Namespace) -> None:
 
     session: Session | None = None
     try:
-        start_ray(arguments.folder, arguments.cores)
+        start_ray(arguments.folder, arguments.cores, free_ports)
         _report("gateway", "starting the gateway and Ray Serve")
         session = Session(arguments.redis, (arguments.host, arguments.port))
         session.watch(lambda: _report("ready"))

@@ -8,7 +8,6 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
-import random
 import socket
 import subprocess
 import threading
@@ -16,6 +15,7 @@ import time
 from pathlib import Path
 from typing import IO
 
+from deploy.local.ports import NoFreePortError, free_ports
 from deploy.local.preflight import StackError
 from deploy.process_tree import end_with_parent
 
@@ -29,11 +29,6 @@ STOP_S = 4.0
 CALM_S = 10.0
 DEATHS = 5
 """How many times in a row the server is restarted if it dies within CALM_S seconds of each start."""
-# Below the ports for outgoing connections (Linux: from 32768): while the server is down, a client that tries to connect
-# must not get the server's port as its own.
-PORTS = range(20000, 32000)
-
-
 SETTINGS = (
     *("--bind", "127.0.0.1", "--daemonize", "no", "--logfile", "valkey.log"),
     *("--appendonly", "yes", "--appendfsync", "always", "--aof-load-truncated", "yes", "--save", ""),
@@ -55,15 +50,12 @@ def server_binary() -> Path:
 
 
 def _free_port() -> int:
-    """A free port. Raises StackError when a hundred ports in a row are in use."""
-    for port in random.sample(PORTS, 100):
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port
-    raise StackError(f"Redis: no free port in {PORTS.start}-{PORTS.stop - 1}; pass --redis URL")
+    """Raises StackError when there is none."""
+    try:
+        (port,) = free_ports(1)
+    except NoFreePortError as error:
+        raise StackError(f"Redis: {error}; pass --redis URL") from None
+    return port
 
 
 class EmbeddedValkey:

@@ -24,6 +24,7 @@ import psutil
 import pytest
 
 from deploy.hosting.environment import head_environment
+from deploy.local.ports import free_ports
 from services.contracts import RunState
 from services.settings import parse_recipe
 from services.streams.keys import RunKeys
@@ -71,7 +72,7 @@ def ray_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     from deploy.hosting.session import start_ray, stop_ray
 
     folder = Path(tempfile.mkdtemp(prefix="penstock-", dir="/tmp"))
-    start_ray(folder, cores=4)
+    start_ray(folder, 4, free_ports)
     start_serve()
     started = [process for process in psutil.Process().children(recursive=True) if "ray" in process.name()]
     yield runs

@@ -24,7 +24,7 @@ import psutil
 
 from tests.harness.free_ports import free_port
 
-READY_S = 180.0
+READY_S = 270.0
 RUN_S = 300.0
 STOP_S = 60.0
 FREEZE_S = 2.0
