@@ -1,7 +1,7 @@
 """Owns every use of Ray's private API. Tested with Ray 2.60.0; pyproject.toml pins that release.
 
 Must not decide anything: each function wraps one call for which Ray has no public equivalent. An upgrade of Ray has to
-check each of them (tests/deploy/test_hosting*.py and tests/cluster run them all):
+check each of them (tests/deploy/test_hosting*.py, test_ray_start.py and tests/cluster run them):
 
 - `actor_row` (ray._private.state.actors): state, restarts and process of an actor, to notice processes that keep dying.
 - `living_nodes`, `request_drain` (ray._raylet.GcsClient): join and drain of a pod's node, without being a Ray driver.
