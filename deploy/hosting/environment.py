@@ -38,9 +38,8 @@ RAY = {
     "RAY_worker_niceness": "0",
     # A replica that hangs cannot drain, and would keep its GPU from its replacement meanwhile.
     "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
-    # Ray's own deadlines are too short on a busy laptop.
+    # A busy laptop needs more than the 60 s that Ray gives by default.
     "RAY_DASHBOARD_STARTUP_TIMEOUT_S": "120",
-    "RAY_agent_register_timeout_ms": "120000",
     # Otherwise Ray warns on standard error about settings that are intended.
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_SERVE_LOG_TO_STDERR": "0",
