@@ -20,7 +20,7 @@ from services.sampler.advantage.filtering import KEPT, decide
 from services.sampler.selection.posterior import PassRates, mixed
 from services.sampler.selection.screening import COMPLETE, screen
 from services.sampler.selection.strategies import STRATEGIES, Rule, Selection
-from services.settings.sampling import SelectionSettings as Defaults
+from services.settings.algorithm.sampling import SelectionSettings as Defaults
 
 Rates = NDArray[np.float64]
 

@@ -3,27 +3,28 @@
 Must not import an engine or Redis.
 """
 
+from services.settings.algorithm.sampling import StarvationSettings
+from services.settings.algorithm.section import AlgorithmSettings
+from services.settings.algorithm.value import ValueSettings
 from services.settings.cluster_limits import (
     ClusterLimits,
     ClusterLimitsError,
     ResourceRequest,
+    check_reward_limits,
     load_cluster_limits,
     resource_requests,
 )
 from services.settings.data import HELD_OUT, DataSettings, EvaluationSet, SourceSettings
 from services.settings.expiry import ExpiryError, load_expiry
 from services.settings.presets import PRESETS
-from services.settings.recipe import Recipe, RecipeError, load_recipe, parse_recipe
-from services.settings.sampling import StarvationSettings
+from services.settings.recipe import Recipe, RecipeError, check_files, load_recipe, parse_recipe
 from services.settings.sections import (
     NO_TEMPLATE,
-    AlgorithmSettings,
     LearnerSettings,
     LimitsSettings,
     ModelSettings,
     WeightsSettings,
 )
-from services.settings.value import ValueSettings
 
 __all__ = [
     "HELD_OUT",
@@ -45,6 +46,8 @@ __all__ = [
     "StarvationSettings",
     "ValueSettings",
     "WeightsSettings",
+    "check_files",
+    "check_reward_limits",
     "load_cluster_limits",
     "load_expiry",
     "load_recipe",

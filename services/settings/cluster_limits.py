@@ -14,11 +14,16 @@ from pydantic import Field, ValidationError
 
 from services.settings.base import Section
 from services.settings.faults import invalid
-from services.settings.recipe import Recipe
+from services.settings.recipe import Recipe, RecipeError
+from services.settings.rewards.limits import VERIFIER_CODE, RewardLimits, leaves_verifier, verifier_role
 
 VARIABLE = "PENSTOCK_BOUNDS"
 TINY = 1e-6
 """Sums of shares such as 0.1 are not exact."""
+FIELDS = {VERIFIER_CODE: "verifier_code"}
+"""By role: its field here, where the two differ."""
+VALUES = {VERIFIER_CODE: "verifierCode"}
+"""By role: its section of the chart's values, where the two differ."""
 
 
 class ClusterLimitsError(ValueError):
@@ -33,13 +38,19 @@ class ResourceRequest(NamedTuple):
 
 
 def resource_requests(recipe: Recipe, rollout_replicas: int) -> dict[str, list[ResourceRequest]]:
-    """The request of each process of a run, by role. A run of 0 rollout steps has no learner."""
+    """The request of each process of a run, by service. A run of 0 rollout steps has no learner."""
     ranks = recipe.learner.ranks if recipe.limits.rollout_steps else 0
     return {
         "rollout": [ResourceRequest(recipe.rollout.cpus, recipe.rollout.gpus)] * rollout_replicas,
         "verifier": [ResourceRequest(recipe.verifier.cpus, 0.0)] * recipe.verifier.replicas,
         "learner": [ResourceRequest(recipe.learner.cpus, recipe.learner.gpus)] * ranks,
     }
+
+
+def role_requests(recipe: Recipe, rollout_replicas: int) -> dict[str, list[ResourceRequest]]:
+    """The same by role of the pods: the verifiers of a run that judges programs have pods of their own."""
+    requests = resource_requests(recipe, rollout_replicas)
+    return {verifier_role(recipe) if name == "verifier" else name: found for name, found in requests.items()}
 
 
 class RoleLimits(Section):
@@ -80,19 +91,25 @@ class RoleLimits(Section):
 
 
 class ClusterLimits(Section):
-    """The limits of every role. `cpu`: the pods of the samplers, which request nothing."""
+    """The limits of every role, and of rewards. `cpu`: the pods of the samplers, which request nothing.
+
+    What a chart does not state of `verifier_code` and `rewards`, it does not allow.
+    """
 
     cpu: RoleLimits
     verifier: RoleLimits
+    verifier_code: RoleLimits = RoleLimits(pods=0, cpus=0, gpus=0)
     rollout: RoleLimits
     learner: RoleLimits
+    rewards: RewardLimits = RewardLimits()
 
     def shortage(
         self, wanted: Mapping[str, Sequence[ResourceRequest]], others: Mapping[str, Sequence[ResourceRequest]]
     ) -> str | None:
         """Why the processes `wanted` by role have no room beside the requests of the `others`, or None."""
         for role, processes in wanted.items():
-            limits: RoleLimits = getattr(self, role)
+            limits: RoleLimits = getattr(self, FIELDS.get(role, role))
+            value = f"{VALUES.get(role, role)}.maxReplicas"
             if not processes:
                 continue
             what = f"{role}: {len(processes)} x {processes[0].cpus:g} CPUs, {processes[0].gpus:g} GPUs"
@@ -100,15 +117,26 @@ class ClusterLimits(Section):
             if alone is None:
                 return f"{what}: one of them is larger than a pod; the chart allows {limits}"
             if alone > limits.pods:
-                return f"{what} need {alone} pods; the chart allows {limits} ({role}.maxReplicas)"
+                return f"{what} need {alone} pods; the chart allows {limits} ({value})"
             together = limits.pods_for([*processes, *others.get(role, ())])
             if together is None or together > limits.pods:
-                return f"{what} have no room beside the other runs; the chart allows {limits} ({role}.maxReplicas)"
+                return f"{what} have no room beside the other runs; the chart allows {limits} ({value})"
         return None
+
+    def reward_faults(self, recipe: Recipe) -> list[str]:
+        """What of a recipe's rewards the cluster does not allow, one line per fault."""
+        return self.rewards.faults(recipe, code=self.verifier_code.pods > 0)
 
     def most_replicas(self, recipe: Recipe) -> int | None:
         """The most rollout replicas that a run of `recipe` may have; None: any number."""
         return self.rollout.most(ResourceRequest(recipe.rollout.cpus, recipe.rollout.gpus))
+
+
+def check_reward_limits(recipe: Recipe) -> None:
+    """Check that the cluster allows a recipe's rewards. Raises RecipeError, ClusterLimitsError."""
+    limits = load_cluster_limits() if leaves_verifier(recipe) else None
+    if limits and (faults := limits.reward_faults(recipe)):
+        raise RecipeError("\n".join(faults))
 
 
 def load_cluster_limits() -> ClusterLimits | None:

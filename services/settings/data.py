@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 
 from services.settings.base import Positive, Section
 from services.settings.faults import invalid, shown
+from services.settings.rewards.reward import RewardSetting
 
 HELD_OUT = "held-out"
 """The name of the evaluation set that the run's own data provides."""
@@ -21,6 +22,7 @@ class FieldMapping(Section):
 
     Either `question` (text) or `messages` (a chat) gives the prompt; `answer` becomes `{"answer": ...}`, the reference
     of `data.verifier`. Rows may name their own verifier in `verifier`, and hold a whole reference in `reference`.
+    `metadata`: an object that only your own rewards read.
     `answer_after`: the answer is the text after the last such mark (`####` in GSM8K's worked solutions).
     """
 
@@ -30,6 +32,7 @@ class FieldMapping(Section):
     answer_after: Annotated[str, Field(min_length=1)] | None = None
     verifier: str | None = None
     reference: str | None = None
+    metadata: str | None = None
 
     @model_validator(mode="after")
     def _one_of_each(self) -> FieldMapping:
@@ -49,7 +52,9 @@ class SourceSettings(Section):
     `reasoning-gym` generates `task` with `options`; `jsonl`, `csv`, `parquet` and `hf` (a dataset folder as `datasets`
     saves it) read `path` (also `s3://...`, and `ORG/NAME@REVISION/PATH` of the Hugging Face Hub), whose rows have the
     `layout`: `penstock` (question, verifier, reference), `dapo-math-17k` (the published schema), or `fields` (as mapped
-    by `fields`). `prompt_format: dapo` asks for a last line `Answer: ...`.
+    by `fields`). `prompt_format: dapo` asks for a last line `Answer: ...`. `verifier`: the reward of rows that name
+    none (docs/rewards.md). A reference that its verifier cannot read is an error, or the row is dropped and counted
+    (`on_bad_reference: drop`).
     """
 
     source: Literal["reasoning-gym", "jsonl", "csv", "parquet", "hf"] = "reasoning-gym"
@@ -59,11 +64,23 @@ class SourceSettings(Section):
     split: str | None = None
     layout: Literal["penstock", "dapo-math-17k", "fields"] = "penstock"
     fields: FieldMapping = FieldMapping()
-    verifier: Literal["math", "answer-line", "pattern"] = "math"
+    verifier: RewardSetting = "math"
+    on_bad_reference: Literal["error", "drop"] = "error"
     prompt_format: Literal["plain", "dapo"] = "plain"
     seed: int = 17
     system_prompt: str | None = None
     suffix: str = ""
+
+    @property
+    def generated(self) -> bool:
+        """Whether its prompts are generated, and judged by the generator's own scorers."""
+        return self.source == "reasoning-gym"
+
+    @property
+    def rows_name_verifiers(self) -> bool:
+        """Whether each row names its own reward."""
+        own = self.layout == "penstock" or (self.layout == "fields" and self.fields.verifier is not None)
+        return own and not self.generated
 
     @model_validator(mode="after")
     def _path_of_files(self) -> SourceSettings:

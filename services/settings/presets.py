@@ -28,6 +28,7 @@ class Setting(NamedTuple):
 
 
 DAPO: dict[str, Setting] = {
+    "algorithm.reward": Setting("verdict", f"{PAPER} Eq. 7: +1 or -1"),
     "algorithm.group_size": Setting(16, f"{PAPER} 4.1: 16 responses per prompt"),
     "algorithm.ratio": Setting("token", f"{PAPER} Eq. 8"),
     "algorithm.clipping": Setting("clip_higher", f"{PAPER} Eq. 10"),

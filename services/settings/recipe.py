@@ -5,20 +5,23 @@ Must not import an engine or Redis, nor read any other file.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import Field, ValidationError, model_validator
 
+from services.settings.algorithm.section import AlgorithmSettings
 from services.settings.base import Section
 from services.settings.data import HELD_OUT, DataSettings, EvaluationSettings, SourceSettings
 from services.settings.devices import architecture_faults, broadcast_faults, rank_faults, replica_faults
 from services.settings.engines import schedule_fault
 from services.settings.faults import explained, invalid
 from services.settings.presets import with_preset
+from services.settings.rewards.files import FileUse, file_faults, uses_of
+from services.settings.rewards.reward import Reward, RewardError, RewardNames, parse_reward
 from services.settings.sections import (
-    AlgorithmSettings,
     LearnerSettings,
     LimitsSettings,
     ModelSettings,
@@ -66,6 +69,7 @@ class Recipe(Section):
         self._check_groups()
         self._check_lengths()
         self._check_dynamic_sampling()
+        self._check_rewards()
         if not self.data.held_out and not self.evaluation.sets:
             expected = "at least 1 without evaluation.sets, so that there is a set to evaluate"
             raise ValueError(invalid("data.held_out", 0, expected))
@@ -117,6 +121,42 @@ class Recipe(Section):
         if sampling.min_known is not None and sampling.min_known > group_size:
             expected = f"at most algorithm.group_size = {group_size}"
             raise ValueError(invalid(f"{section}.min_known", sampling.min_known, expected))
+
+    def _check_rewards(self) -> None:
+        names = self.reward_names
+        for name in self.verifier.rewards:
+            _resolved(f"verifier.rewards.{name}", Reward("", name=name), names)
+        for section, source in self.data_sources.items():
+            _resolved(f"{section}.verifier", parse_reward(source.verifier), names)
+
+    @property
+    def reward_names(self) -> RewardNames:
+        """The rewards that this recipe names, for its other rewards and for rows."""
+        return RewardNames(self.verifier.rewards)
+
+    @property
+    def rewards(self) -> tuple[Reward, ...]:
+        """All rewards of this recipe, without repetition: those of its data, of its sets, and those that it names."""
+        names = self.reward_names
+        stated = [parse_reward(source.verifier) for source in self.data_sources.values() if not source.generated]
+        found = [names.resolved(reward) for reward in (*stated, *(Reward("", name=n) for n in self.verifier.rewards))]
+        if any(source.generated for source in self.data_sources.values()):
+            found.append(parse_reward("reasoning-gym"))
+        return tuple({reward.text: reward for reward in found}.values())
+
+    @property
+    def file_uses(self) -> tuple[FileUse, ...]:
+        """Each use of a file beside the recipe, with the setting that names it."""
+        sources = self.data_sources.items()
+        stated = {f"{section}.verifier": source.verifier for section, source in sources if not source.generated}
+        stated |= {f"verifier.rewards.{name}": document for name, document in self.verifier.rewards.items()}
+        found = (use for setting, document in stated.items() for use in uses_of(setting, parse_reward(document)))
+        return (*found, *(FileUse(name, "verifier.files") for name in self.verifier.files))
+
+    @property
+    def reward_files(self) -> tuple[str, ...]:
+        """The files beside the recipe that its rewards need, such as `./rewards.py`."""
+        return tuple(dict.fromkeys(use.name for use in self.file_uses))
 
     @property
     def device_faults(self) -> list[str]:
@@ -216,12 +256,25 @@ class Recipe(Section):
         return "none" if self._exact and self.limits.max_staleness == 0 else "truncated_is"
 
 
+def _resolved(field: str, reward: Reward, names: RewardNames) -> Reward:
+    try:
+        return names.resolved(reward)
+    except RewardError as error:
+        raise ValueError(f"{field}{str(error).removeprefix('verifier')}") from None
+
+
 def _fault(error: dict[str, Any]) -> str:
     where = ".".join(str(part) for part in error["loc"])
     if error["type"] == "extra_forbidden":
         return invalid(where, error["input"], "a known field; `penstock validate --schema` lists them")
     if error["type"] == "value_error":  # from a validator of ours, which names the field below its section
         message = str(error["msg"]).removeprefix("Value error, ")
+        names = [part for part in error["loc"] if isinstance(part, str)][-1:]
+        if isinstance(error["ctx"]["error"], RewardError):
+            names.append("verifier")  # what a whole reward is called, whatever the setting that holds it
+        for name in names:
+            if message.startswith(f"{name}: "):  # it names the field itself
+                return f"{where}{message.removeprefix(name)}"
         return f"{where}.{message}" if where else message
     return explained(where or "recipe", error)
 
@@ -237,6 +290,12 @@ def parse_recipe(document: Any) -> Recipe:
     if faults := recipe.device_faults + recipe.sampling_faults:
         raise RecipeError("\n".join(faults))
     return recipe
+
+
+def check_files(recipe: Recipe, files: Mapping[str, str]) -> None:
+    """Check the texts of the files beside a recipe, by name. Raises RecipeError with one line per fault."""
+    if faults := file_faults(recipe.file_uses, files):
+        raise RecipeError("\n".join(faults))
 
 
 def load_recipe(path: Path) -> Recipe:

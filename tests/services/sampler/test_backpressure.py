@@ -16,7 +16,7 @@ from services.sampler.backpressure import (
     generation_batch,
     staleness,
 )
-from services.settings.sampling import DynamicSamplingSettings
+from services.settings.algorithm.sampling import DynamicSamplingSettings
 
 
 def limits_of(groups_per_step=8, max_staleness=1, steps_left=12, max_inflight=64, size=24, widened=False):

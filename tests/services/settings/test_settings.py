@@ -99,6 +99,37 @@ from tests.harness.small_run import recipe_document
             ["algorithm.correction: 'icepop' is not valid: expected another with ratio = 'sequence'"],
         ),
         (
+            {"algorithm": {"reward": "scores"}},
+            ["algorithm.reward: 'scores' is not valid: expected 'verdict' or 'score'"],
+        ),
+        (
+            {"algorithm": {"dynamic_sampling": {"filter": "spread"}}},
+            ["algorithm.dynamic_sampling.filter: 'spread' is not valid: expected 'accuracy' or null with reward"],
+        ),
+        (
+            {"algorithm": {"dynamic_sampling": {"min_spread": 0.1}}},
+            ["algorithm.dynamic_sampling.min_spread: 0.1 is not valid: expected 0.05, the default, with dynamic_samp"],
+        ),
+        (
+            {"algorithm": {"reward": "score", "dynamic_sampling": {"filter": "accuracy", "min_spread": 0.1}}},
+            ["algorithm.dynamic_sampling.min_spread: 0.1 is not valid: expected 0.05, the default, with dynamic_samp"],
+        ),
+        (
+            {"algorithm": {"reward": "score", "dynamic_sampling": {"min_spread": 0}}},
+            ["algorithm.dynamic_sampling.min_spread: 0 is not valid: expected a number greater than 0"],
+        ),
+        (
+            {"algorithm": {"reward": "score", "dynamic_sampling": {"selection": {"strategy": "boundary"}}}},
+            [
+                "algorithm.dynamic_sampling.selection.strategy: 'boundary' is not valid: expected 'uniform' or "
+                "'screen' with dynamic_sampling.filter = 'spread' (null means that with reward = 'score')"
+            ],
+        ),
+        (
+            {"verifier": {"max_unknown_share": 0}},
+            ["verifier.max_unknown_share: 0 is not valid: expected a number greater than 0"],
+        ),
+        (
             {"algorithm": {"ratio": "sequence", "clipping": "cispo"}},
             ["algorithm.ratio: 'sequence' is not valid: expected 'token' with clipping = 'cispo'"],
         ),
@@ -276,6 +307,25 @@ def test_the_overlong_cache_is_a_fifth_unless_set(longest, cache, expected):
 def test_defaults_are_the_paper_s():
     bare = {"name": "bare", "model": {"path": "/model"}, "limits": {"rollout_steps": 1}}
     assert Recipe.model_validate(bare) == parse_recipe(bare)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "expected"),
+    [
+        ({}, "accuracy"),
+        ({"dynamic_sampling": {"filter": "accuracy"}}, "accuracy"),
+        ({"reward": "score"}, "spread"),
+        ({"reward": "score", "dynamic_sampling": {"min_spread": 1.0, "selection": {"strategy": "screen"}}}, "spread"),
+        ({"reward": "score", "dynamic_sampling": {"filter": "accuracy"}}, "accuracy"),
+        (
+            {"reward": "score", "dynamic_sampling": {"filter": "accuracy", "selection": {"strategy": "boundary"}}},
+            "accuracy",
+        ),
+    ],
+)
+def test_the_filter_follows_the_reward_unless_set(algorithm, expected):
+    recipe = parse_recipe(recipe_document("/m", algorithm={"group_size": 8, **algorithm}))
+    assert recipe.algorithm.filter == expected
 
 
 def test_the_lowest_temperature_is_that_of_the_engine():

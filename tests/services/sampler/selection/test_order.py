@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from services.contracts import Outcome
 from services.sampler.groups import GroupTable
 from services.sampler.selection.order import CONSUMPTION, shuffled
-from services.settings.sampling import DynamicSamplingSettings
+from services.settings.algorithm.sampling import DynamicSamplingSettings
 from tests.services.sampler.judged import group_of
 
 pytestmark = pytest.mark.conformance(

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.sampler.selection.posterior import EVIDENCE, FLAT, Beta, PassRates, mixed
-from services.settings.sampling import SelectionSettings
+from services.settings.algorithm.sampling import SelectionSettings
 
 pytestmark = pytest.mark.conformance(
     formula="Beta posterior of a pass rate, evidence halved every half_life rollout steps (MoPPS, arXiv 2507.04632)",

@@ -14,7 +14,7 @@ from services.contracts import Prompt
 from services.sampler.data import PromptCursor, PromptsExhaustedError
 from services.sampler.selection.posterior import PassRates
 from services.sampler.selection.strategies import STRATEGIES, Place, Rule, Selection
-from services.settings import sampling
+from services.settings.algorithm import sampling
 
 pytestmark = pytest.mark.conformance(
     formula="choice of the next prompt",

@@ -34,9 +34,10 @@ class StarvationSettings(Section):
 
     Judged groups are counted since the last whole batch, in batches (groups_per_step groups); the published script
     fails after 30 (10 generation batches of 3). null skips a level. `widen_after`: as many groups are in flight as
-    limits.max_inflight_groups allows. `boundary_after`: prompts are drawn as with selection.strategy = boundary.
-    `partial_after`: the kept groups are trained as a smaller batch, normalised by its own size. `pause_after`: with
-    nothing to train, the run is paused, and an alert shows the groups' accuracies.
+    limits.max_inflight_groups allows. `boundary_after`: prompts are drawn as with selection.strategy = boundary;
+    skipped with the filter `spread`, of which a pass rate says nothing. `partial_after`: the kept groups are trained as
+    a smaller batch, normalised by its own size. `pause_after`: with nothing to train, the run is paused, and an alert
+    shows the groups' accuracies.
     """
 
     widen_after: Positive | None = 4
@@ -55,8 +56,10 @@ class StarvationSettings(Section):
 
 
 class DynamicSamplingSettings(Section):
-    """A group is kept if and only if 0 < correct < known; `min_known` defaults to the whole group.
+    """Which groups are kept; `min_known` known verdicts at least (null: the whole group).
 
+    `filter`: `accuracy` keeps a group if and only if 0 < correct < known, `spread` if and only if its highest known
+    score is at least `min_spread` above its lowest (null: `accuracy`, or `spread` with algorithm.reward = score).
     `continuous` refills as groups are judged; `generation_batches` draws `generation_batch_factor` x groups_per_step
     groups and waits for all of them; after `max_generation_batches` of them for one batch (0: no limit), a partial
     batch is trained, or the run is paused. `consumption`: which kept group is trained first, by the oldest
@@ -64,6 +67,8 @@ class DynamicSamplingSettings(Section):
     """
 
     enabled: bool = True
+    filter: Literal["accuracy", "spread"] | None = None
+    min_spread: Annotated[float, Field(gt=0, le=1)] = 0.05
     min_known: Positive | None = None
     refill: Literal["continuous", "generation_batches"] = "continuous"
     generation_batch_factor: Positive = 3
