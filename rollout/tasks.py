@@ -6,6 +6,7 @@ Must not read streams (rollout/service.py hands in the leased task) or generate 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import time
 from collections.abc import Collection, Sequence
@@ -38,6 +39,8 @@ from services.waits import REDIS_MEMORY
 log = logging.getLogger(__name__)
 
 FULL_PAUSE_S = 1.0
+REPEATED_REFERENCE = 2048
+"""Characters, as JSON: a larger reference is not repeated with each response of its group."""
 PUBLISHED_TOGETHER = 16
 """The most samples per call: Redis serves no other client while it stores them."""
 
@@ -100,7 +103,15 @@ class LeasedTask:
             replica=self.context.heartbeat.info.id,
         )
         prompt = task.prompt
-        return Sample(group=task.group, index=index, verifier=prompt.verifier, reference=prompt.reference, facts=facts)
+        large = len(json.dumps(prompt.reference)) > REPEATED_REFERENCE
+        return Sample(
+            group=task.group,
+            index=index,
+            verifier=prompt.verifier,
+            reference={} if large else prompt.reference,
+            reference_in_task=large,
+            facts=facts,
+        )
 
     async def publish_samples(
         self, samples: Sequence[tuple[Sample, SamplePayload]], lost: Collection[Lease] = ()

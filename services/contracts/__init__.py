@@ -5,7 +5,17 @@ Must not import any engine, Redis, or another package of this project.
 
 from services.contracts.base import SCHEMA_VERSION, Count, Finite, Lane, Message, Value
 from services.contracts.evaluation import AFTER, ALONE, BEFORE, EvaluationRecord, PassAt, PromptResult
-from services.contracts.events import COMMON_PHASES, PHASES, PROMPT_FAULTS, Cause, DeadLetter, Event
+from services.contracts.events import (
+    COMMON_PHASES,
+    DROP_CAUSES,
+    PHASES,
+    PROMPT_FAULTS,
+    UNJUDGEABLE,
+    Cause,
+    DeadLetter,
+    Event,
+    UnknownVerdict,
+)
 from services.contracts.groups import (
     MOST_TOP_K,
     EvaluationCounts,
@@ -23,7 +33,16 @@ from services.contracts.groups import (
 )
 from services.contracts.ownership import UNOWNED, Fence
 from services.contracts.results import SampleResult, SandboxFault, TaskResult, VerdictResult
-from services.contracts.runs import Closing, HostPid, ProcessInfo, RunState, Transition, Wait
+from services.contracts.runs import (
+    REWARD_DIGESTS,
+    Closing,
+    HostPid,
+    ProcessInfo,
+    RewardDigests,
+    RunState,
+    Transition,
+    Wait,
+)
 from services.contracts.training import (
     Batch,
     BatchGroup,
@@ -33,6 +52,8 @@ from services.contracts.training import (
     SamplerSnapshot,
     SamplerState,
     StepRecord,
+    reward_metric,
+    reward_names,
 )
 from services.contracts.weights import EPOCH_SHIFT, TensorEntry, WeightAck, WeightManifest, WeightPlan, parse_manifest
 
@@ -41,11 +62,14 @@ __all__ = [
     "ALONE",
     "BEFORE",
     "COMMON_PHASES",
+    "DROP_CAUSES",
     "EPOCH_SHIFT",
     "MOST_TOP_K",
     "PHASES",
     "PROMPT_FAULTS",
+    "REWARD_DIGESTS",
     "SCHEMA_VERSION",
+    "UNJUDGEABLE",
     "UNOWNED",
     "Batch",
     "BatchGroup",
@@ -71,6 +95,7 @@ __all__ = [
     "Prompt",
     "PromptResult",
     "Release",
+    "RewardDigests",
     "RunState",
     "Sample",
     "SampleFacts",
@@ -84,6 +109,7 @@ __all__ = [
     "TaskResult",
     "TensorEntry",
     "Transition",
+    "UnknownVerdict",
     "Value",
     "Verdict",
     "VerdictResult",
@@ -94,4 +120,6 @@ __all__ = [
     "WeightPlan",
     "nucleus_limit",
     "parse_manifest",
+    "reward_metric",
+    "reward_names",
 ]

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from pydantic import Field
+
 from services.contracts.base import Count, Message, Value
 
 BEFORE, AFTER, ALONE = "before", "after", "evaluation"
@@ -24,13 +26,16 @@ class PassAt(Value):
 class PromptResult(Value):
     """What the sampler keeps of a judged prompt until its evaluation ends; its size does not depend on the responses.
 
-    `average`, `majority`, `passes` (pass@k by the k of the record): None or empty if no verdict is known.
-    `response_tokens`: of all responses together.
+    `average`, `majority`, `passes` (pass@k by the k of the record), `score` (the mean of the known verdicts): None or
+    empty if no verdict is known. `rewards`: the mean of each named reward. `response_tokens`: of all responses
+    together.
     """
 
     average: float | None
     majority: float | None
     passes: tuple[float, ...]
+    score: float | None = None
+    rewards: dict[str, float] = Field(default_factory=dict)
     responses: Count
     unknown: Count
     response_tokens: int
@@ -43,8 +48,9 @@ class EvaluationRecord(Message):
     """sampler -> readers of the run: the scores of one held-out set; standard errors are over prompts.
 
     `name` says when ("before", "step-5", "after"), `set` which set. `version` is the oldest policy version that
-    answered, `newest_version` the newest. `accuracy` is avg@k, `majority` maj@k, k = `samples_per_prompt`. `unknown`
-    verdicts count nowhere; `dropped` prompts got no answer (too long, or dead-lettered).
+    answered, `newest_version` the newest. `accuracy` is avg@k, `majority` maj@k, k = `samples_per_prompt`. `score` is
+    the mean score, `rewards` that of each named reward; None and empty in records of older releases, or without a known
+    verdict. `unknown` verdicts count nowhere; `dropped` prompts got no answer (too long, or dead-lettered).
     """
 
     kind: Literal["evaluation"] = "evaluation"
@@ -61,6 +67,9 @@ class EvaluationRecord(Message):
     pass_at: tuple[PassAt, ...] = ()
     majority: float | None = None
     majority_standard_error: float | None = None
+    score: float | None = None
+    score_standard_error: float | None = None
+    rewards: dict[str, float] = Field(default_factory=dict)
     response_length: float | None = None
     truncated_share: float | None = None
     unknown: int

@@ -1,4 +1,4 @@
-"""Owns messages for users: events, and dead letters.
+"""Owns messages for users: events, dead letters, and verdicts that are unknown.
 
 Must not be needed to train.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Literal
 
-from services.contracts.base import Message
+from services.contracts.base import Count, Finite, Lane, Message
 
 COMMON_PHASES = ("service-failed", "stalled", "waiting")
 """Phases of events that any service of a run may write."""
@@ -25,6 +25,8 @@ PHASES: dict[str, tuple[str, ...]] = {
         "queued",
         "restart-failed",
         "resumed",
+        "reward-file-differs",
+        "reward-files-kept",
         "sampler-restarted",
         "scaling",
         "scaling-failed",
@@ -44,6 +46,7 @@ PHASES: dict[str, tuple[str, ...]] = {
         "groups-withdrawn",
         "prompt-refused",
         "prompt-too-long",
+        "prompt-unjudgeable",
         "prompts-withdrawn",
         "redis-memory-freed",
         "redis-memory-partial",
@@ -55,6 +58,7 @@ PHASES: dict[str, tuple[str, ...]] = {
         "starvation-partial",
         "starvation-pause",
         "starvation-widen",
+        "verdicts-unknown",
     ),
     "rollout": ("rollout-joining",),
     "verifier": ("unconfined",),
@@ -100,6 +104,9 @@ class Cause(StrEnum):
 
 PROMPT_FAULTS = (Cause.TOO_LONG, Cause.REFUSED)
 """Causes that are faults of the prompt: every further draw would fail in the same way."""
+UNJUDGEABLE = "unjudgeable"
+DROP_CAUSES = (*(cause.value for cause in PROMPT_FAULTS), UNJUDGEABLE)
+"""Why a training prompt is never drawn again: a fault of its task's dead letter, or that no verifier can judge it."""
 
 
 class DeadLetter(Message):
@@ -119,3 +126,19 @@ class DeadLetter(Message):
     body: str
     size: int = 0
     at: float = 0.0
+
+
+class UnknownVerdict(Message):
+    """verifier -> users: a response without a verdict, and why; `prompt` is the id of its prompt, if it was known.
+
+    `excerpt`: the end of the response. `at`: Unix seconds.
+    """
+
+    kind: Literal["unknown-verdict"] = "unknown-verdict"
+    lane: Lane
+    group: str
+    index: Count
+    prompt: str | None = None
+    reason: str
+    excerpt: str = ""
+    at: Finite

@@ -34,12 +34,17 @@ class Release(StrEnum):
 
 
 class Prompt(Value):
-    """One question, and the reference that its verifier needs to judge an answer."""
+    """One question, and the reference that its verifier needs to judge an answer.
+
+    `verifier`: the reward's text (services.settings.rewards.reward), a name or a JSON object. `metadata`: what the row
+    holds for rewards of the user's own.
+    """
 
     id: str
     messages: tuple[dict[str, str], ...]
     verifier: str
     reference: dict[str, Any]
+    metadata: dict[str, Any] = Field(default_factory=dict)
 
 
 class Sampling(Value):
@@ -109,19 +114,25 @@ class SampleFacts(Value):
 
 
 class Sample(Message):
-    """rollout -> verifier: one response, by claim check, with the reference that is needed to judge it."""
+    """rollout -> verifier: one response, by claim check, with the reference that is needed to judge it.
+
+    A large reference, such as a program's tests, is not repeated with each response: `reference` is empty, and the
+    group's task has it (`reference_in_task`).
+    """
 
     kind: Literal["sample"] = "sample"
     group: str
     index: Count
     verifier: str
     reference: dict[str, Any]
+    reference_in_task: bool = False
     facts: SampleFacts
 
 
 class Verdict(Message):
-    """verifier -> sampler: the verdict on one response. `score` is in [0, 1]; `reason` explains an `unknown`.
+    """verifier -> sampler: the verdict on one response. `score` is in [0, 1]; `reason`: why it was decided so.
 
+    `rewards`: the score of each part of a combined reward, by its name; a part without a verdict is absent.
     `answer`: the answer that the verifier found in the response, normalised so that equal answers are equal strings;
     empty if it found none. maj@k votes with it.
     """
@@ -133,6 +144,7 @@ class Verdict(Message):
     score: Annotated[float, Field(ge=0, le=1)]
     reason: str = ""
     answer: str = ""
+    rewards: dict[str, Annotated[float, Field(ge=0, le=1)]] = Field(default_factory=dict)
     facts: SampleFacts
 
 

@@ -5,10 +5,15 @@ Must not decide a transition; the controller does.
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import TypeAlias
 
 from services.contracts.base import Value
+
+REWARD_DIGESTS = "digests.json"
+"""The file that lists the user's files of a run, beside them in the run's folder: no other one may have its name."""
 
 
 class RunState(StrEnum):
@@ -33,6 +38,17 @@ class RunState(StrEnum):
     @classmethod
     def _ended(cls) -> frozenset[RunState]:
         return frozenset({cls.SUCCEEDED, cls.FAILED, cls.CANCELLED})
+
+
+class RewardDigests(Value):
+    """The files of the user's that a run was submitted with: SHA-256 (hexadecimal) of each one's UTF-8, by name."""
+
+    files: dict[str, str]
+
+    @classmethod
+    def of(cls, texts: Mapping[str, str]) -> RewardDigests:
+        """Those of texts by name."""
+        return cls(files={name: hashlib.sha256(text.encode()).hexdigest() for name, text in sorted(texts.items())})
 
 
 class Closing(StrEnum):

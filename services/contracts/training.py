@@ -5,6 +5,7 @@ Must not hold tokens; payloads are claim checks.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal
 
 from pydantic import AliasChoices, Field, Json
@@ -12,6 +13,9 @@ from pydantic import AliasChoices, Field, Json
 from services.contracts.base import Message, Value
 from services.contracts.groups import GroupCounts
 from services.contracts.ownership import Fence
+
+REWARD_METRIC = "reward_"
+"""How the step metrics of named rewards begin."""
 
 
 class BatchSample(Value):
@@ -104,6 +108,18 @@ class OptimizerStepRecord(Value):
     loss: float | None
     gradient_norm: float | None
     applied: bool
+
+
+def reward_metric(name: str) -> str:
+    """The step metric of the reward called `name`. Names have no underscore, so no two of them have the same metric."""
+    return REWARD_METRIC + name.replace("-", "_")
+
+
+def reward_names(metrics: Iterable[str]) -> list[str]:
+    """The names of the rewards that have a metric among these step metrics, sorted."""
+    return sorted(
+        name.removeprefix(REWARD_METRIC).replace("_", "-") for name in metrics if name.startswith(REWARD_METRIC)
+    )
 
 
 class StepRecord(Message):
