@@ -1,0 +1,399 @@
+"""Owns the comparison of two values: equal or not, and by which rule.
+
+Must not read a response. The reference's kind decides: a response's value of another kind is first unwrapped
+(`x = 5` to 5, `(C) 5` to 5), never the other way round, except where the reference's own text allows it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any
+
+from verifier.verifiers.math import symbolic
+from verifier.verifiers.math.reading import units
+from verifier.verifiers.math.reading.numerals import same
+from verifier.verifiers.math.reading.whole import readings
+from verifier.verifiers.math.values import (
+    BasedNumeral,
+    Choice,
+    ClockTime,
+    Formula,
+    Numeral,
+    Ordered,
+    Pieces,
+    Proportion,
+    Quantity,
+    Relation,
+    Several,
+    Unclear,
+    Unit,
+    Value,
+    Words,
+)
+
+Verdict = tuple[bool, str]
+"""Whether the values are equal, and the rule."""
+
+PERCENT = (("percent", 1),)
+CALL = re.compile(r"\\?[A-Za-z]+'*(?:\^\{?-1\}?)?\s*\([^()]*\)")
+SUBSCRIPT = re.compile(r"_(?:\{[^{}]*\}|\w)")
+COMPUTING = re.compile(r"[\d+*/^\-]|\\(?:sqrt|cdot|times)(?![A-Za-z])")
+NUMBERS_ONLY = re.compile(r"[\d\s.,+\-*/^(){}!%$€£]|\\(?:frac|times|cdot|div|sqrt|pi)(?![A-Za-z])")
+
+
+def compare(reference: Value, found: Value) -> Verdict:
+    """Whether `found` equals `reference`. Raises UndecidedError."""
+    if isinstance(found, Unclear):
+        return False, found.why
+    if type(found) is not type(reference):
+        unwrapped = _unwrapped(reference, found)
+        if unwrapped is not None:
+            return unwrapped
+    return COMPARED[type(reference)](reference, found)
+
+
+def _unwrapped(reference: Value, found: Value) -> Verdict | None:
+    """The verdict on what is inside a value of another kind; None if it has no inside."""
+    if isinstance(found, Relation) and found.sign == "=" and is_result(found.left):
+        return _any(reference, readings(found.right, glued_units=True))
+    if isinstance(found, Choice) and found.content:
+        return _any(reference, readings(found.content, glued_units=True))
+    if isinstance(found, Several) and found.items and not isinstance(reference, Ordered | Pieces):
+        if found.braced and len(found.items) > 1:
+            return False, "several values for one"
+        if len(set(found.items)) < len(found.items):  # "5,5" is no way to write 5
+            return False, "a value repeated"
+        verdicts = [compare(reference, item) for item in found.items]
+        return verdicts[0] if all(correct for correct, _ in verdicts) else (False, "several different values for one")
+    if isinstance(reference, Several) and len(reference.items) == 1:
+        return compare(reference.items[0], found)
+    return None
+
+
+def _any(reference: Value, found: tuple[Value, ...]) -> Verdict:
+    verdict = (False, "different kinds of answer")
+    for value in found:
+        verdict = compare(reference, value)
+        if verdict[0]:
+            break
+    return verdict
+
+
+def is_name(left: str) -> bool:
+    """Whether a left side only names what is on the right: `x`, `f(2)`, `a_1`, `total cost`."""
+    return bool(CALL.fullmatch(left)) or not COMPUTING.search(SUBSCRIPT.sub("", left))
+
+
+def is_result(left: str) -> bool:
+    """Whether a left side only names or computes what is on the right: `x`, `f(2)`, `16 - 3`, `m + n`, not `2x + 3`."""
+    if is_name(left):
+        return True
+    rest = NUMBERS_ONLY.sub("", left)
+    if not rest.strip():
+        return True
+    letters = set(re.findall(r"(?<![A-Za-z\\])[A-Za-z]+", left))
+    return len(letters) > 1 or bool(re.search(r"[A-Za-z]\s*\(", left))
+
+
+def _text(value: Numeral | Formula) -> str:
+    if isinstance(value, Formula):
+        return value.text
+    number = value.value
+    return str(number) if number.denominator == 1 else f"\\frac{{{number.numerator}}}{{{number.denominator}}}"
+
+
+def _magnitudes(reference: Numeral | Formula, found: Numeral | Formula) -> Verdict:
+    if isinstance(reference, Numeral) and isinstance(found, Numeral):
+        equal = same(reference, found)
+        return equal, "equal numbers" if equal else "different numbers"
+    decimals = [value for value in (reference, found) if isinstance(value, Numeral) and value.digits >= 6]
+    tolerance = Fraction(1, 10 ** decimals[0].places) if decimals else Fraction(0)
+    return symbolic.equal(_text(reference), _text(found), tolerance)
+
+
+def _number(reference: Numeral | Formula, found: Value) -> Verdict:
+    """The reference has no unit: the question fixed it, so any unit of the response is accepted."""
+    if isinstance(found, Numeral | Formula):
+        return _magnitudes(reference, found)
+    if isinstance(found, Quantity):
+        verdict = _magnitudes(reference, found.magnitude)
+        if verdict[0] or found.unit.dimensions != PERCENT:
+            return verdict[0], f"{verdict[1]}; the response's unit is not in the reference"
+        return _magnitudes(reference, _scaled(found.magnitude, Fraction(1, 100)))
+    if isinstance(found, BasedNumeral) and isinstance(reference, Numeral):
+        equal = str(reference.value) == found.digits
+        return equal, "same digits" if equal else "different digits"
+    if isinstance(found, Proportion) and len(found.parts) == 2 and found.parts[1]:
+        return _magnitudes(reference, Numeral(found.parts[0] / found.parts[1]))
+    if isinstance(reference, Formula) and isinstance(found, Choice) and not found.content:
+        equal = reference.text.casefold() == found.letter.casefold()
+        return equal, "same letter" if equal else "different letters"
+    return False, "different kinds of answer"
+
+
+def _scaled(value: Numeral | Formula, factor: Fraction) -> Numeral | Formula:
+    if isinstance(value, Numeral):
+        return Numeral(value.value * factor)
+    if factor == 1:
+        return value
+    return Formula(f"\\frac{{{factor.numerator}}}{{{factor.denominator}}} \\cdot ({value.text})")
+
+
+def _quantity(reference: Quantity, found: Value) -> Verdict:
+    if isinstance(found, Quantity):
+        if not units.compatible(reference.unit, found.unit):
+            return False, "different unit"
+        equal, rule = _magnitudes(reference.magnitude, found.magnitude)
+        if reference.unit.factor == found.unit.factor:
+            return equal, f"{rule}, same unit"
+        one, other = _scaled(reference.magnitude, reference.unit.factor), _scaled(found.magnitude, found.unit.factor)
+        equal, rule = _magnitudes(one, other)
+        return equal, f"{rule} after conversion of the unit"
+    if isinstance(found, Numeral | Formula):
+        equal, rule = _magnitudes(reference.magnitude, found)
+        if not equal and reference.unit.dimensions == PERCENT:
+            equal, rule = _magnitudes(_scaled(reference.magnitude, Fraction(1, 100)), found)
+        return equal, f"{rule}; the question names the unit"
+    return False, "different kinds of answer"
+
+
+def _words(reference: Words, found: Value) -> Verdict:
+    if isinstance(found, Words):
+        equal = found.text == reference.text or (
+            reference.text in ("yes", "no", "true", "false") and found.text.split(",")[0] == reference.text
+        )
+        return equal, "same words" if equal else "different words"
+    return False, "the reference is in words"
+
+
+def _choice(reference: Choice, found: Value) -> Verdict:
+    if isinstance(found, Choice):
+        if found.letter != reference.letter:
+            return False, "different choice"
+        if found.content and reference.content:
+            expected = readings(reference.content, glued_units=False)
+            equal = not expected or _any(expected[0], readings(found.content, glued_units=True))[0]
+            return equal, "same choice" if equal else "same letter with another content"
+        return True, "same choice"
+    if isinstance(found, Formula) and found.text.upper() == reference.letter:
+        return True, "same choice"
+    if reference.content:
+        expected = readings(reference.content, glued_units=False)
+        return compare(expected[0], found) if expected else (False, "different kinds of answer")
+    return False, "the reference is a choice"
+
+
+def _ordered(reference: Ordered, found: Value) -> Verdict:
+    if isinstance(found, Several) and reference.opening == "(" and not found.braced:
+        found = _assigned(found)
+    if isinstance(found, Formula) and reference.opening == "matrix" and (matrix := _latex(reference)):
+        return symbolic.equal(matrix, found.text)
+    if not isinstance(found, Ordered):
+        return False, "different kinds of answer"
+    if (found.opening, found.closing) != (reference.opening, reference.closing):
+        return False, "different brackets"
+    if len(found.items) != len(reference.items):
+        return False, "different number of values"
+    equal = all(compare(one, other)[0] for one, other in zip(reference.items, found.items, strict=True))
+    return equal, "equal values in order" if equal else "different values in order"
+
+
+def _latex(matrix: Ordered) -> str:
+    """A matrix of numbers and formulas as LaTeX, '' if it has other entries."""
+    rows = [row.items for row in matrix.items if isinstance(row, Ordered)]
+    texts = [[_text(entry) for entry in row if isinstance(entry, Numeral | Formula)] for row in rows]
+    if [len(row) for row in rows] != [len(row) for row in texts]:
+        return ""
+    inside = " \\\\ ".join(" & ".join(row) for row in texts)
+    return f"\\begin{{pmatrix}} {inside} \\end{{pmatrix}}"
+
+
+def _assigned(found: Several) -> Value:
+    """`x = 1, y = 2` as (1, 2)."""
+    relations = [item for item in found.items if isinstance(item, Relation) and item.sign == "="]
+    names = [item.left for item in relations]
+    if len(relations) != len(found.items) or names != sorted(set(names)):
+        return found
+    values = [readings(item.right, glued_units=True) for item in relations]
+    return Ordered("(", tuple(value[0] for value in values), ")") if all(values) else found
+
+
+def _several(reference: Several, found: Value) -> Verdict:
+    if isinstance(found, Choice) and len(reference.items) > 1:
+        return False, "one choice of several"
+    given = found.items if isinstance(found, Several) else (found,)
+    expected = _unnamed(reference.items)
+    given = _unnamed(given)
+    if reference.braced or (isinstance(found, Several) and found.braced):
+        expected, given = _distinct(expected), _distinct(given)
+    return _matched(expected, given if len(given) == len(expected) else _distinct(given))
+
+
+def _matched(expected: tuple[Value, ...], given: tuple[Value, ...]) -> Verdict:
+    if len(expected) != len(given):
+        return False, "different number of values"
+    left = list(given)
+    for value in expected:
+        place = next((at for at, other in enumerate(left) if compare(value, other)[0]), None)
+        if place is None:
+            return False, "different values"
+        del left[place]
+    return True, "equal values in any order"
+
+
+def _unnamed(items: tuple[Value, ...]) -> tuple[Value, ...]:
+    """`x = 5, x = -5` as 5, -5, if all have the same name, or the first alone has one."""
+    names = [item.left if isinstance(item, Relation) and item.sign == "=" else None for item in items]
+    if not names or names[0] is None or not is_result(names[0]) or set(names[1:]) - {None, names[0]}:
+        return items
+    if None in names[1:] and names[0] in names[1:]:
+        return items
+    values = [readings(item.right, glued_units=True)[:1] if isinstance(item, Relation) else (item,) for item in items]
+    found: list[Value] = []
+    for value in values:
+        found += value[0].items if value and isinstance(value[0], Several) else value
+    return tuple(found) if all(values) else items
+
+
+def _distinct(items: tuple[Value, ...]) -> tuple[Value, ...]:
+    kept: list[Value] = []
+    for item in items:
+        if not any(compare(other, item)[0] for other in kept):
+            kept.append(item)
+    return tuple(kept)
+
+
+def _pieces(reference: Pieces, found: Value) -> Verdict:
+    if not isinstance(found, Pieces | Several):
+        return False, "different kinds of answer"
+    return _matched(reference.parts, found.parts if isinstance(found, Pieces) else found.items)
+
+
+def _proportion(reference: Proportion, found: Value) -> Verdict:
+    parts: tuple[Fraction, ...] = ()
+    if isinstance(found, Proportion):
+        parts = found.parts
+    elif isinstance(found, ClockTime) and not found.half:
+        parts = (Fraction(found.hour), Fraction(found.minute))
+    elif isinstance(found, Numeral) and len(reference.parts) == 2:
+        parts = (found.value, Fraction(1))
+    if len(parts) != len(reference.parts):
+        return False, "no ratio of as many parts"
+    cross = [one * parts[0] == other * reference.parts[0] for one, other in zip(reference.parts, parts, strict=True)]
+    equal = all(cross) and any(parts)
+    return equal, "equal ratios" if equal else "different ratios"
+
+
+def _clock(reference: ClockTime, found: Value) -> Verdict:
+    if isinstance(found, ClockTime):
+        halves = {reference.half, found.half}
+        if "" in halves or len(halves) == 1:
+            equal = (reference.hour, reference.minute) == (found.hour, found.minute)
+        else:
+            equal = False
+        if not equal and len(halves) == 2 and "" in halves:
+            equal = _minutes(reference) == _minutes(found)
+        return equal, "same time" if equal else "different times"
+    if isinstance(found, Proportion) and not reference.half:
+        equal = list(found.parts) == [reference.hour, reference.minute]
+        return equal, "same ratio" if equal else "different ratios"
+    return False, "different kinds of answer"
+
+
+def _minutes(time: ClockTime) -> int:
+    hour = time.hour % 12 if time.half else time.hour
+    return 60 * (hour + (12 if time.half == "pm" else 0)) + time.minute
+
+
+def _based(reference: BasedNumeral, found: Value) -> Verdict:
+    if isinstance(found, BasedNumeral):
+        equal = found == reference
+        return equal, "same digits and base" if equal else "different digits or base"
+    digits = (
+        str(found.value) if isinstance(found, Numeral) else found.text if isinstance(found, Formula | Words) else ""
+    )
+    equal = digits.upper() == reference.digits
+    return equal, "same digits; the question names the base" if equal else "different digits"
+
+
+def _relation(reference: Relation, found: Value) -> Verdict:
+    if isinstance(found, Relation):
+        if found.sign != reference.sign:
+            return False, "different relations"
+        if symbolic.condensed(found.left) == symbolic.condensed(reference.left) or not (
+            is_variable(found.left) and is_variable(reference.left)
+        ):
+            sides = [readings(text, glued_units=False) for text in (reference.right, found.right)]
+            if symbolic.condensed(found.left) == symbolic.condensed(reference.left) and all(sides):
+                return compare(sides[0][0], sides[1][0])
+            if reference.sign == "=":
+                return symbolic.equal_relations((reference.left, reference.right), (found.left, found.right))
+        return False, "different variables"
+    if reference.sign == "=" and is_name(reference.left):
+        right = readings(reference.right, glued_units=False)
+        if right:
+            return compare(right[0], found)
+    return False, "different kinds of answer"
+
+
+def is_variable(text: str) -> bool:
+    """Whether the text is one letter, with or without a subscript."""
+    return bool(re.fullmatch(r"\s*\\?[A-Za-z]+(?:_\{?\w+\}?)?\s*", text))
+
+
+def _unclear(reference: Unclear, found: Value) -> Verdict:
+    return False, reference.why
+
+
+COMPARED: dict[type, Callable[[Any, Value], Verdict]] = {
+    Numeral: _number,
+    Formula: _number,
+    Quantity: _quantity,
+    Words: _words,
+    Choice: _choice,
+    Several: _several,
+    Ordered: _ordered,
+    Pieces: _pieces,
+    Proportion: _proportion,
+    ClockTime: _clock,
+    BasedNumeral: _based,
+    Relation: _relation,
+    Unclear: _unclear,
+}
+"""By the reference's kind."""
+
+
+def canonical(value: Value) -> str:
+    """A value as a string that is equal for equal values of the same notation; decimals as fractions."""
+    return CANONICAL[type(value)](value)
+
+
+def _joined(items: tuple[Value, ...], ordered: bool) -> str:
+    texts = [canonical(item) for item in items]
+    return ", ".join(texts if ordered else sorted(texts))
+
+
+def _unit_name(unit: Unit) -> str:
+    named = " ".join(sorted(unit.nouns)) or "*".join(
+        base if power == 1 else f"{base}^{power}" for base, power in unit.dimensions
+    )
+    return named if unit.factor == 1 else f"{unit.factor} {named}"
+
+
+CANONICAL: dict[type, Callable[[Any], str]] = {
+    Numeral: lambda value: str(value.value),
+    Formula: lambda value: symbolic.condensed(value.text),
+    Quantity: lambda value: f"{canonical(value.magnitude)} [{_unit_name(value.unit)}]",
+    Words: lambda value: value.text,
+    Choice: lambda value: value.letter,
+    Several: lambda value: f"{{{_joined(value.items, False)}}}" if value.braced else _joined(value.items, False),
+    Ordered: lambda value: f"{value.opening}{_joined(value.items, True)}{value.closing}",
+    Pieces: lambda value: " U ".join(sorted(canonical(part) for part in value.parts)),
+    Proportion: lambda value: ":".join(str(part) for part in value.parts),
+    ClockTime: lambda value: f"{value.hour}:{value.minute:02d}{value.half}",
+    BasedNumeral: lambda value: f"{value.digits}_{value.base}",
+    Relation: lambda value: symbolic.condensed(f"{value.left}{value.sign}{value.right}"),
+    Unclear: lambda value: "",
+}

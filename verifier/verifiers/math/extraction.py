@@ -1,0 +1,193 @@
+"""Owns where a response's answer is: its last box, else its last answer line, else, on request, its last number.
+
+Must not read the answer as a value.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from verifier.verifiers.math.reading.hedges import retraction
+from verifier.verifiers.math.reading.notation import closing_brace
+from verifier.verifiers.math.reading.numerals import PLAIN
+
+SEARCHED = 20_000
+"""Characters at the end of a response that are searched. A box before them is not seen."""
+
+LONGEST = 2_000  # characters of an answer
+BOXES = 8  # different boxes that are compared
+
+BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])\s*")
+SURROGATE = re.compile("[\ud800-\udfff]")
+MARK = re.compile(
+    r"(?P<hashes>^[ \t]*####(?!#)[ \t]*)"
+    r"|\banswers?\b[*_\"”]{0,3}(?:[ \t]+(?:to|for)[ \t][^.:\n]{0,80}?)?"
+    r"(?:[ \t]*[,;]?[ \t]*(?:then|therefore|thus)[ \t]*,?)?"
+    r"(?:[*_ \t]{0,4}[:\uff1a][*_ \t]{0,4}(?:is[ \t:]+)?"
+    r"|[*_ \t]{1,4}(?:is|are|will be|would be|comes out to be)\b[*_ \t]{0,4}[:\uff1a]?|[*_ \t]{1,4}=)",
+    re.IGNORECASE | re.MULTILINE,
+)
+LAST_LINE_MARK = re.compile(r"[ \t*_>]{0,8}A[*_]{0,3}:[*_ \t]{0,4}")
+HEADING = re.compile(r"^#{1,6}[ \t]*[*_]{0,3}(?:final[ \t]+)?answer[*_]{0,3}[ \t]*$", re.IGNORECASE | re.MULTILINE)
+PLACEHOLDER = re.compile(
+    r"[\s*_`\"'$]*(?:<[^<>\n]{0,80}>|\[(?:your|the|final|insert|answer|result)[^\]\n]{0,80}\]|\.\.\.+|…|_{2,}"
+    r"|\\?\{?(?:your|the|final|insert)[ _-](?:final[ _-])?(?:answer|result|solution|choice|number)(?:[ _-]here)?\}?"
+    r"|\\(?:text|boxed)\{\s*\}|answer|\$?answer\$?|\\ldots|\\dots|\?+)[\s.*_`\"'$)]*",
+    re.IGNORECASE,
+)
+ABBREVIATIONS_WORDS = "st mr mrs ms dr prof vs approx no nos fig eq sq ft in e.g i.e etc jr sr u.s a.m p.m mt"
+ABBREVIATIONS = frozenset(ABBREVIATIONS_WORDS.split())
+SENTENCE_END = re.compile(r"[.!?](?=[*_\"'”)\]]{0,3}(?:\s|$))|。")
+OPENINGS = {"\\[": "\\]", "$$": "$$", "\\(": "\\)"}
+NUMBER = re.compile(
+    rf"(?:(?:US)?[$€£¥₹]\s?)?(?<![\w.])[-\u2212]?(?:\d+/\d+|\d+,\d{{2}}(?![\d,])|{PLAIN.pattern}(?:[eE][-+]?\d+)?)"
+    r"(?:\s?(?:\\?%|percent\b))?"
+)
+
+
+@dataclass(frozen=True)
+class Extraction:
+    """An answer's text and where it was found. `fault`: why it is wrong whatever it says; `others`: earlier boxes."""
+
+    source: str
+    text: str
+    fault: str = ""
+    others: tuple[str, ...] = ()
+    rest: str = ""
+    """What follows on the answer's line behind its sentence."""
+
+
+def extract(response: str, last_number: bool) -> Extraction | None:
+    """The answer of a response, None if it has none. Takes time proportional to SEARCHED at most."""
+    text = SURROGATE.sub("\ufffd", response[-SEARCHED:])
+    return _boxed(text) or _marked(text) or (_last_number(text) if last_number else None)
+
+
+def _boxed(text: str) -> Extraction | None:
+    found: list[str] = []
+    end = 0
+    truncated = ""
+    for box in BOX.finditer(text):
+        if box.start() < end:
+            continue  # inside another box
+        if text[box.end() : box.end() + 1] == "{":
+            end = closing_brace(text, box.end())
+            if end < 0:
+                truncated = text[box.end() : box.end() + LONGEST]
+                break
+            found.append(text[box.end() + 1 : end])
+        else:
+            token = re.compile(r"[^\s{}$\\]{1,40}").match(text, box.end())
+            if token is not None:
+                found.append(token[0].rstrip(".,;"))
+                end = token.end()
+    if truncated:
+        return Extraction("box", truncated, fault="truncated: the box is not closed")
+    if not found:
+        return None
+    last = found[-1].strip()
+    if not last or PLACEHOLDER.fullmatch(last):
+        return Extraction("box", last, fault="the last box is empty")
+    others = dict.fromkeys(box.strip() for box in found[:-1] if not PLACEHOLDER.fullmatch(box) and box.strip())
+    others.pop(last, None)
+    if len(others) > BOXES:
+        return Extraction("box", last, fault="several different boxes")
+    return Extraction("box", last, others=tuple(others))
+
+
+def _marked(text: str) -> Extraction | None:
+    marks = [(found.start(), found.end()) for found in MARK.finditer(text)]
+    marks += [(found.start(), found.end()) for found in HEADING.finditer(text)]
+    stripped = text.rstrip()
+    line = stripped.rfind("\n") + 1
+    opening = LAST_LINE_MARK.match(stripped, line)
+    if opening is not None:
+        marks.append((line, opening.end()))
+    for _, end in sorted(marks, reverse=True)[:50]:
+        found = _answer_line(text, end)
+        if found is not None:
+            return found
+    return None
+
+
+def _answer_line(text: str, start: int) -> Extraction | None:
+    """The answer behind a mark, None if the mark is followed by a placeholder."""
+    line_end = text.find("\n", start)
+    line_end = len(text) if line_end < 0 else line_end
+    if not text[start:line_end].strip(" \t*_:>#"):
+        following = re.compile(r"\S").search(text, line_end)
+        if following is None:
+            return Extraction("answer line", "", fault="nothing follows the mark")
+        start = text.rfind("\n", 0, following.start()) + 1
+        line_end = text.find("\n", following.start())
+        line_end = len(text) if line_end < 0 else line_end
+        while start < line_end and text[start] in " \t>#":  # of a quotation or a heading
+            start += 1
+    line_end = _whole_formula(text, start, line_end)
+    line = text[start:line_end].lstrip(" \t*_:").rstrip(" \t*_:#")
+    line = line[: LONGEST + 1]
+    if PLACEHOLDER.fullmatch(line):
+        return None
+    sentence, rest = _first_sentence(line)
+    if PLACEHOLDER.fullmatch(sentence):
+        return None
+    retracted = retraction(rest)
+    fault = f"hedged: {retracted!r} follows the answer" if retracted else ""
+    return Extraction("answer line", sentence, fault=fault, rest=rest)
+
+
+def _whole_formula(text: str, start: int, line_end: int) -> int:
+    """The end of the line on which a formula or matrix ends that the answer's line opens."""
+    line = text[start:line_end]
+    for opening, closing in OPENINGS.items():
+        if opening in line:
+            behind = start + line.rindex(opening) + len(opening)
+            if opening == "$$" and line.count("$$") % 2 == 0:
+                continue
+            end = text.find(closing, behind, start + LONGEST)
+            if end >= line_end:
+                return end + len(closing)
+    if line.count("\\begin") > line.count("\\end"):
+        end = text.find("\\end", line_end, start + LONGEST)
+        if end >= 0:
+            behind = text.find("\n", end)
+            return len(text) if behind < 0 else behind
+    return line_end
+
+
+def _first_sentence(line: str) -> tuple[str, str]:
+    """The line's first sentence without its full stop, and the rest; a formula in dollar signs is not cut."""
+    for end in SENTENCE_END.finditer(line):
+        at = end.start()
+        before, after = line[:at], line[end.end() :]
+        if before.endswith("\\"):
+            continue
+        if end[0] == "." and (before.endswith(".") or after.startswith(".")):
+            continue
+        word = re.search(r"[A-Za-z][A-Za-z.]*$", before[-12:])
+        if end[0] == "." and word is not None and word[0].lower() in ABBREVIATIONS and after.strip():
+            continue
+        if end[0] == "." and re.search(r"(?:^|\s)\d{1,2}$", before) and re.match(r"\s+\d", after):
+            continue
+        if _open_formula(before) or not before.strip(" \t*_"):
+            continue
+        keeps = end.end() if end[0] in "!?" else at
+        return line[:keeps].strip(), after.strip(" *_\"'")
+    return line.strip(), ""
+
+
+def _open_formula(before: str) -> bool:
+    if before.count("\\(") > before.count("\\)") or before.count("\\[") > before.count("\\]"):
+        return True
+    if before.count("{") - before.count("\\{") > before.count("}") - before.count("\\}"):
+        return True
+    dollars = before.replace("\\$", "")
+    return bool(re.search(r"\$(?!\d)", dollars)) and dollars.count("$") % 2 == 1
+
+
+def _last_number(text: str) -> Extraction | None:
+    last = None
+    for found in NUMBER.finditer(text):
+        last = found
+    return Extraction("last number", last[0].rstrip(".")) if last else None

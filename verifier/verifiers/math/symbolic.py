@@ -1,0 +1,215 @@
+"""Owns the equality of formulas, by math-verify and sympy; imports them only when a formula is judged.
+
+Must not pass on a text that `formulas` refuses: too large a text, or one outside the alphabet of formulas.
+
+math-verify swallows errors of the libraries below it, memory and recursion errors included, and then calls the answer
+wrong. So the formulas are also evaluated at fixed points: a difference there proves that they differ, and equality at
+all of them decides where math-verify finds none.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from decimal import Decimal
+from fractions import Fraction
+from functools import lru_cache
+from typing import Any
+
+from verifier.verifiers.base import UndecidedError
+from verifier.verifiers.math.reading.formulas import is_formula, refusal
+
+FORMULAS = 512  # parsed formulas that are kept: a prompt's reference is compared with each of its responses
+PRECISION = 30  # digits of an evaluation
+RELATIVE = Decimal("1e-18")  # difference that is none
+POINTS = (
+    (1.3719, 2.2361, 0.6131, 1.7713, 3.1173, 0.8387),
+    (-0.7273, 1.1619, -2.3147, 0.4519, -1.6181, 2.7291),
+    (2.9173, -0.3571, 1.4271, -1.1377, 0.7919, -2.0839),
+    (0.2137, 0.5923, 3.3391, 2.6131, -0.4721, 1.2517),
+)
+"""Values of the variables, in alphabetical order, at which formulas are compared."""
+
+VARIABLES = 6
+
+
+@contextmanager
+def _library(what: str) -> Iterator[None]:
+    """Turns exhaustion inside a library into an undecided verdict."""
+    from math_verify.errors import TimeoutException
+
+    try:
+        yield
+    except (MemoryError, RecursionError, TimeoutError, TimeoutException) as error:
+        raise UndecidedError(f"{type(error).__name__} while {what}") from None
+
+
+def condensed(text: str) -> str:
+    """The formula without spaces, as it is compared before any library sees it."""
+    return re.sub(r"\s+(?!\d)|(?<!\d)\s+", "", text)
+
+
+def equal(reference: str, found: str, tolerance: Fraction = Fraction(0)) -> tuple[bool, str]:
+    """Whether two cleaned formulas are equal, and by which rule. `tolerance`: the absolute difference allowed.
+
+    Raises UndecidedError if a formula is too large to compute, or a library runs out of memory, stack or time.
+    """
+    if condensed(reference) == condensed(found):
+        return True, "same formula"
+    if not is_formula(found) or not is_formula(reference):
+        return False, "not the same text"
+    for text in (reference, found):
+        if reason := refusal(text):
+            raise UndecidedError(f"a formula is not computed: {reason}")
+    expected, given = parsed(reference), parsed(found)
+    if expected is None or given is None:
+        return False, "not the same formula"
+    return _compared(expected, given, Decimal(tolerance.numerator) / tolerance.denominator)
+
+
+def equal_relations(reference: tuple[str, str], found: tuple[str, str]) -> tuple[bool, str]:
+    """Whether two equations, as (left, right), have the same solutions: one is a multiple of the other."""
+    differences = [f"({left})-({right})" for left, right in (reference, found)]
+    for text in differences:
+        if not is_formula(text):
+            return False, "not the same text"
+        if reason := refusal(text):
+            raise UndecidedError(f"a formula is not computed: {reason}")
+    expected, given = (parsed(text) for text in differences)
+    if expected is None or given is None:
+        return False, "not the same equation"
+    ratios = [_ratio(one, other) for one, other in _pairs(expected, given)]
+    known = [ratio for ratio in ratios if ratio is not None]
+    constant = len(known) > 1 and all(ratio and abs(ratio - known[0]) <= 1e-12 * abs(ratio) for ratio in known)
+    return constant, "the same equation, up to a factor" if constant else "a different equation"
+
+
+@lru_cache(maxsize=FORMULAS)
+def parsed(text: str) -> Any:
+    """The sympy object of a formula that `formulas` accepts, None if math-verify cannot read it."""
+    from math_verify import LatexExtractionConfig, parse
+    from math_verify.grader import should_treat_as_complex
+    from math_verify.parser import NormalizationConfig, latex2sympy, normalize_latex
+
+    _quiet()
+    latex = _for_library(text)
+    config = NormalizationConfig(basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="none")
+    with _library("math-verify parsed a formula"):
+        try:
+            found = parse(
+                f"${latex}$",
+                [LatexExtractionConfig(normalization_config=config)],
+                fallback_mode="no_fallback",
+                parsing_timeout=None,
+                raise_on_error=True,
+            )
+            if found:
+                return found[0]
+            # `parse` drops each error of the parser below it: ask that one whether the text or the memory is at fault.
+            real = not should_treat_as_complex(latex)
+            return latex2sympy(normalize_latex(latex, config), is_real=real, normalization_config=None)
+        except (MemoryError, RecursionError, TimeoutError):
+            raise
+        except Exception:  # noqa: BLE001 - the parser raises bare Exception for a text that is no formula
+            return None
+
+
+def _quiet() -> None:
+    """Keeps out one warning: that the caller has to limit the time, which the sandbox does."""
+    for name in ("math_verify.parser", "math_verify.grader"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+
+
+def _for_library(text: str) -> str:
+    """The formula in the library's spelling."""
+    text = re.sub(r"(?<=\d)[,'](?=\d{3}(?!\d))", "", text).replace("°", "")
+    text = re.sub(r"(?<=\d)[eE]([-+]?\d+)", r" \\cdot 10^{\1}", text)
+    text = re.sub(r"\\lg(?![A-Za-z])", r"\\log", text)
+    return re.sub(
+        r"(?<![\\A-Za-z])(sqrt|sin|cos|tan|cot|sec|csc|arcsin|arccos|arctan|ln|log|exp)(?![A-Za-z])", r"\\\1 ", text
+    )
+
+
+def _compared(expected: Any, given: Any, tolerance: Decimal) -> tuple[bool, str]:
+    pairs = _pairs(expected, given)
+    if any(not _close(one, other, tolerance) for one, other in pairs):
+        return False, "the formulas differ in value"
+    if pairs and tolerance:
+        return True, "equal to the decimals given"
+    if _verified(expected, given):
+        return True, "symbolic equality by math-verify"
+    if len(pairs) == len(POINTS):
+        return True, f"equal in value at {len(POINTS)} points"
+    _simplified(expected, given)
+    return False, "no symbolic equality by math-verify"
+
+
+def _verified(expected: Any, given: Any) -> bool:
+    from math_verify import verify
+
+    with _library("math-verify compared formulas"):
+        try:
+            return bool(verify([expected], [given], timeout_seconds=None, raise_on_error=True))
+        except (MemoryError, RecursionError, TimeoutError):
+            raise
+        except Exception:  # noqa: BLE001 - it cannot compare these kinds, or one is not defined (1/0)
+            return False
+
+
+def _simplified(expected: Any, given: Any) -> None:
+    """Repeats math-verify's last step without its net: running out of memory or stack there is no difference."""
+    from sympy import simplify
+
+    with _library("sympy compared formulas"):
+        try:
+            simplify(expected - given)
+        except (MemoryError, RecursionError, TimeoutError):
+            raise
+        except Exception:  # noqa: BLE001 - any other error means that the kinds cannot be subtracted
+            return
+
+
+Point = tuple[Decimal, Decimal]
+"""The real and the imaginary part of a value."""
+
+
+def _close(one: Point, other: Point, tolerance: Decimal) -> bool:
+    scale = max(Decimal(1), *(abs(part) for part in (*one, *other)))
+    return all(abs(a - b) <= max(tolerance, RELATIVE * scale) for a, b in zip(one, other, strict=True))
+
+
+def _ratio(one: Point, other: Point) -> complex | None:
+    below = complex(*map(float, other))
+    return complex(*map(float, one)) / below if below else None
+
+
+def _pairs(expected: Any, given: Any) -> list[tuple[Point, Point]]:
+    """The values of both formulas at the points at which both have one."""
+    symbols = sorted({symbol for one in (expected, given) for symbol in getattr(one, "free_symbols", ())}, key=str)
+    if len(symbols) > VARIABLES:
+        return []
+    with _library("the formulas were evaluated"):
+        found = [
+            [_value(formula, dict(zip(symbols, point, strict=False))) for formula in (expected, given)]
+            for point in POINTS
+        ]
+    return [(one, other) for one, other in found if one is not None and other is not None]
+
+
+def _value(formula: Any, at: Mapping[Any, float]) -> Point | None:
+    from sympy import Expr, Float, MatrixExpr
+
+    if not isinstance(formula, Expr) or isinstance(formula, MatrixExpr):
+        return None
+    try:
+        value = formula.evalf(PRECISION, subs={symbol: Float(number, PRECISION) for symbol, number in at.items()})
+        if not value.is_number or not value.is_finite:
+            return None
+        real, imaginary = value.as_real_imag()
+        return Decimal(str(real)), Decimal(str(imaginary))
+    except (MemoryError, RecursionError, TimeoutError):
+        raise
+    except Exception:  # noqa: BLE001 - sympy raises many kinds where a formula has no value
+        return None
