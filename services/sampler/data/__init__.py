@@ -4,7 +4,34 @@ Must not tokenise, or import a verifier's code.
 """
 
 from services.sampler.data.cursor import PromptCursor, PromptsExhaustedError
+from services.sampler.data.references import ReferenceTrialError
+from services.sampler.data.row_rewards import RowRewards
 from services.sampler.data.rows import DataError
-from services.sampler.data.splits import DataReport, Splits, load_set, load_splits
+from services.sampler.data.splits import (
+    DataReport,
+    EvaluatedPrompts,
+    ReadSources,
+    Splits,
+    evaluated_prompts,
+    load_evaluated,
+    load_splits,
+    read_sources,
+    split,
+)
 
-__all__ = ["DataError", "DataReport", "PromptCursor", "PromptsExhaustedError", "Splits", "load_set", "load_splits"]
+__all__ = [
+    "DataError",
+    "DataReport",
+    "EvaluatedPrompts",
+    "PromptCursor",
+    "PromptsExhaustedError",
+    "ReadSources",
+    "ReferenceTrialError",
+    "RowRewards",
+    "Splits",
+    "evaluated_prompts",
+    "load_evaluated",
+    "load_splits",
+    "read_sources",
+    "split",
+]

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from services.sampler.data.rows import DataError, Row
+from services.sampler.data.rows import Columns, DataError, Row
 from services.settings.faults import shown
 
 BATCH_ROWS = 4096
@@ -21,7 +21,7 @@ SPLIT_FILE = re.compile(r"(?P<split>.*?)(?:-\d+-of-\d+.*)?")
 EXPECTED = "expected a folder that datasets.save_to_disk wrote, or a folder of Parquet files"
 
 
-def parquet(path: Path, name: str, split: str | None, columns: tuple[str, ...]) -> Iterator[Row]:
+def parquet(path: Path, name: str, split: str | None, columns: Columns) -> Iterator[Row]:
     """Rows of a Parquet file, or of all Parquet files directly in a folder, sorted by name. Raises DataError."""
     files = sorted(path.glob("*.parquet")) if path.is_dir() else [path]
     if not files:
@@ -30,7 +30,7 @@ def parquet(path: Path, name: str, split: str | None, columns: tuple[str, ...]) 
         yield from _parquet_rows(file, name if file == path else f"{name} {file.name!r}", columns)
 
 
-def dataset(path: Path, name: str, split: str | None, columns: tuple[str, ...]) -> Iterator[Row]:
+def dataset(path: Path, name: str, split: str | None, columns: Columns) -> Iterator[Row]:
     """Rows of one split of a dataset folder; `split` may be None if the folder has only one. Raises DataError."""
     if not path.is_dir():
         raise DataError(f"{name} is not valid: {EXPECTED}; it is not a folder")
@@ -71,7 +71,7 @@ def _chosen(splits: list[str], split: str | None, name: str) -> str:
     return split
 
 
-def _saved_rows(path: Path, name: str, split: str | None, columns: tuple[str, ...]) -> Iterator[Row]:
+def _saved_rows(path: Path, name: str, split: str | None, columns: Columns) -> Iterator[Row]:
     """Rows of a folder with `state.json`: its Arrow streams in the order that this file lists."""
     state = _json(path / "state.json", name)
     if split is not None and (own := state.get("_split")) != split:
@@ -88,41 +88,41 @@ def _json(file: Path, name: str) -> dict[str, Any]:
         raise DataError(f"{name} {file.name!r} cannot be read: {error}") from None
 
 
-def _parquet_rows(file: Path, name: str, columns: tuple[str, ...]) -> Iterator[Row]:
+def _parquet_rows(file: Path, name: str, columns: Columns) -> Iterator[Row]:
     from pyarrow import ArrowException
     from pyarrow.parquet import ParquetFile
 
     try:
         # A small buffer: by default pyarrow loads the columns of a whole row group at once.
         with ParquetFile(file, pre_buffer=False, buffer_size=BUFFER_BYTES) as table:
-            _check(columns, table.schema_arrow.names, name)
-            yield from _rows(table.iter_batches(batch_size=BATCH_ROWS, columns=list(columns)), name)
+            chosen = _available(columns, table.schema_arrow.names, name)
+            yield from _rows(table.iter_batches(batch_size=BATCH_ROWS, columns=chosen), name)
     except (OSError, ArrowException) as error:
         raise DataError(f"{name} cannot be read as Parquet: {error}") from None
 
 
-def _arrow_rows(file: Path, name: str, columns: tuple[str, ...]) -> Iterator[Row]:
+def _arrow_rows(file: Path, name: str, columns: Columns) -> Iterator[Row]:
     import pyarrow as pa
 
     try:
         with pa.memory_map(str(file)) as mapped, pa.ipc.open_stream(mapped) as stream:
-            _check(columns, stream.schema.names, name)
-            top = _top_level(columns, stream.schema.names)
+            top = _top_level(_available(columns, stream.schema.names, name), stream.schema.names)
             yield from _rows((batch.select(top) for batch in stream), name)
     except (OSError, pa.ArrowException) as error:
         raise DataError(f"{name} cannot be read as an Arrow stream: {error}") from None
 
 
-def _top_level(columns: tuple[str, ...], available: list[str]) -> list[str]:
+def _top_level(columns: Iterable[str], available: list[str]) -> list[str]:
     """The top-level columns that hold these columns, which may be dotted."""
     return sorted({column if column in available else column.partition(".")[0] for column in columns})
 
 
-def _check(columns: tuple[str, ...], available: list[str], name: str) -> None:
-    """Raise DataError if a needed column is missing."""
-    for column in _top_level(columns, available):
+def _available(columns: Columns, available: list[str], name: str) -> list[str]:
+    """The needed columns, and the optional ones that exist. Raises DataError if a needed column is missing."""
+    for column in _top_level(columns.needed, available):
         if column not in available:
             raise DataError(f"{name} has no column {column!r}; its columns are {', '.join(map(repr, available))}")
+    return [*columns.needed, *(column for column in columns.optional if column in available)]
 
 
 def _rows(batches: Iterator[Any], name: str) -> Iterator[Row]:

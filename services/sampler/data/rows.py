@@ -7,15 +7,36 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from services.settings.faults import shown
 
+UNSENDABLE = "expected JSON values, and text that UTF-8 can encode"
+"""What a value that messages cannot carry is not."""
 SHOWN = 80  # characters of a faulty value that an error shows
 
 
 class DataError(ValueError):
     """A data source cannot provide the prompts of the recipe. The text names the setting, the file and the row."""
+
+
+class Columns(NamedTuple):
+    """The columns that a layout reads, nested ones with dots. A source may lack the optional ones."""
+
+    needed: tuple[str, ...]
+    optional: tuple[str, ...] = ()
+
+
+class RowPlace(NamedTuple):
+    """Where a value is: the setting and the path as errors name them, the row's number from 1, and its field."""
+
+    file: str
+    row: int
+    field: str
+
+    def fault(self, text: str) -> DataError:
+        """The error for the value here."""
+        return DataError(f"{self.file} row {self.row}: field {self.field!r}: {text}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +49,22 @@ class Row:
 
     def fault(self, field: str, text: str) -> DataError:
         """The error for one field of this row."""
-        return DataError(f"{self.file} row {self.number}: field {field!r}: {text}")
+        return self.place(field).fault(text)
+
+    def place(self, field: str) -> RowPlace:
+        """Where the value of one field of this row is."""
+        return RowPlace(self.file, self.number, field)
+
+    def find(self, path: str) -> Any:
+        """The value at `path` as `get` gives it, or None if it is missing."""
+        value: Any = self.values
+        if path in self.values:
+            return self.values[path]
+        for name in path.split("."):
+            if not isinstance(value, Mapping):
+                return None
+            value = value.get(name)
+        return value
 
     def get(self, path: str) -> Any:
         """The value at `path`, with dots into nested objects. Raises DataError if it is missing."""
@@ -46,6 +82,8 @@ class Row:
         value = self.get(path)
         if not isinstance(value, str) or not value.strip():
             raise self.fault(path, f"{excerpt(value)} is not valid: expected text that is not blank")
+        if not is_sendable(value):
+            raise self.fault(path, f"{excerpt(value)} is not valid: {UNSENDABLE}")
         return value
 
     def answer(self, path: str) -> str:
@@ -56,6 +94,15 @@ class Row:
         if not isinstance(value, str) or not value.strip():
             raise self.fault(path, f"{excerpt(value)} is not valid: expected text or a number")
         return value
+
+
+def is_sendable(text: str) -> bool:
+    """Whether messages can carry the text: JSON's escapes can write half of a character, which has no form in UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def excerpt(value: Any) -> str:

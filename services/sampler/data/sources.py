@@ -12,15 +12,16 @@ from pathlib import Path
 
 from services.sampler.data import columnar
 from services.sampler.data.layouts import LAYOUTS, Item
-from services.sampler.data.rows import DataError, Row, excerpt
+from services.sampler.data.row_rewards import RowRewards
+from services.sampler.data.rows import Columns, DataError, Row, excerpt
 from services.settings import SourceSettings
 from services.storage.errors import StoreError
 from services.storage.models import local_data
 
 DRAWS_PER_QUESTION = 50  # a generated task is exhausted after this many entries per requested question
 
-Reader = Callable[[Path, str, str | None, tuple[str, ...]], Iterator[Row]]
-"""(path, its name in errors, split, needed columns) -> rows."""
+Reader = Callable[[Path, str, str | None, Columns], Iterator[Row]]
+"""(path, its name in errors, split, columns) -> rows."""
 
 
 def _reasoning_gym(source: SourceSettings, where: str, wanted: int | None) -> Iterator[Item]:
@@ -40,10 +41,11 @@ def _reasoning_gym(source: SourceSettings, where: str, wanted: int | None) -> It
         ) from None
     for entry in entries:
         reference = {"task": source.task, "entry": entry}
-        yield Item(({"role": "user", "content": entry["question"]},), "reasoning-gym", reference, str(entry["answer"]))
+        messages = ({"role": "user", "content": entry["question"]},)
+        yield Item(messages, "reasoning-gym", reference, gold=str(entry["answer"]), metadata={})
 
 
-def _jsonl(path: Path, name: str, split: str | None, columns: tuple[str, ...]) -> Iterator[Row]:
+def _jsonl(path: Path, name: str, split: str | None, columns: Columns) -> Iterator[Row]:
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, start=1):
@@ -56,6 +58,8 @@ def _jsonl(path: Path, name: str, split: str | None, columns: tuple[str, ...]) -
 def _object(name: str, number: int, line: bytes) -> Mapping[str, object]:
     try:
         values = json.loads(line)
+    except RecursionError:
+        raise DataError(f"{name} row {number}: nested too deeply; expected one object per line") from None
     except ValueError as error:
         raise DataError(f"{name} row {number}: not JSON ({error}); expected one object per line") from None
     if not isinstance(values, dict):
@@ -63,7 +67,7 @@ def _object(name: str, number: int, line: bytes) -> Mapping[str, object]:
     return values
 
 
-def _csv(path: Path, name: str, split: str | None, columns: tuple[str, ...]) -> Iterator[Row]:
+def _csv(path: Path, name: str, split: str | None, columns: Columns) -> Iterator[Row]:
     """Rows of a file whose first line has the names; a cell may contain line breaks, so that rows are counted."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
@@ -81,7 +85,7 @@ READERS: Mapping[str, Reader] = {"jsonl": _jsonl, "csv": _csv, "parquet": column
 """The sources that read `path`, by data.source."""
 
 
-def items(source: SourceSettings, where: str, wanted: int | None) -> Iterator[Item]:
+def items(source: SourceSettings, where: str, wanted: int | None, rewards: RowRewards) -> Iterator[Item]:
     """The parsed rows of a source. `where` is its section in errors; `wanted` limits a generated source.
 
     Raises DataError for the first row that is not valid.
@@ -89,11 +93,11 @@ def items(source: SourceSettings, where: str, wanted: int | None) -> Iterator[It
     if source.source not in READERS:
         yield from _reasoning_gym(source, where, wanted)
         return
-    layout = LAYOUTS[source.layout]
+    layout, of_source = LAYOUTS[source.layout], rewards.of_source(source, where)
     name = f"{where}.path: {source.path!r}"
     try:
         path = local_data(str(source.path), f"{where}.path")
     except StoreError as error:
         raise DataError(str(error)) from None
     for row in READERS[source.source](path, name, source.split, layout.columns(source)):
-        yield layout.read(source, row)
+        yield layout.read(of_source, row)

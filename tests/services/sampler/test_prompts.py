@@ -8,12 +8,16 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from services.sampler.data import DataError, PromptCursor, PromptsExhaustedError, load_set, load_splits
+from services.sampler.data import DataError, PromptCursor, PromptsExhaustedError, load_evaluated, load_splits
 from services.sampler.data.formats import FORMATS
-from services.sampler.data.layouts import LAYOUTS, REFERENCES
+from services.sampler.data.layouts import LAYOUTS
 from services.sampler.data.overlap import shared
+from services.sampler.data.row_rewards import BUILT_IN, REFERENCES
 from services.sampler.data.sources import READERS
 from services.settings import DataSettings, EvaluationSet, SourceSettings
+from services.settings.rewards.kinds import KINDS
+from tests.services.sampler.loading import load_set
+from verifier.references import CHECKS
 from verifier.verifiers.registry import VERIFIERS
 
 ONE_DIGIT = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
@@ -67,8 +71,8 @@ def test_each_choice_of_the_settings_has_an_implementation():
     assert set(READERS) | {"reasoning-gym"} == choices("source")
     assert set(LAYOUTS) == choices("layout")
     assert set(FORMATS) == choices("prompt_format")
-    assert set(REFERENCES) == set(VERIFIERS)
-    assert choices("verifier") < set(REFERENCES)
+    assert set(REFERENCES) == set(CHECKS) == set(KINDS)
+    assert set(BUILT_IN) == set(VERIFIERS)
 
 
 def test_reasoning_gym_splits_share_no_question_and_repeat():
@@ -316,17 +320,21 @@ def test_overlap(question, other, same):
 
 def test_a_set_is_the_first_questions_of_its_source(tmp_path):
     rows = [{"question": f"q{n // 3}", "answer": n} for n in range(30)]
-    source = EvaluationSet(name="s", source="jsonl", path=write_jsonl(tmp_path / "s.jsonl", rows), layout="fields")
-    assert [prompt.messages[0]["content"] for prompt in load_set(source, 4)] == ["q0", "q1", "q2", "q3"]
-    assert len(load_set(source, None)) == 10
+    whole = {"name": "s", "source": "jsonl", "path": write_jsonl(tmp_path / "s.jsonl", rows), "layout": "fields"}
+
+    def load(prompts):
+        return load_evaluated(None, (EvaluationSet(**whole, prompts=prompts),)).sets["s"]
+
+    assert [prompt.messages[0]["content"] for prompt in load(4)] == ["q0", "q1", "q2", "q3"]
+    assert len(load(None)) == 10
     with pytest.raises(DataError, match=r"evaluation\.sets 's'\.prompts: 11 is not valid: expected at most 10"):
-        load_set(source, 11)
+        load(11)
 
 
 def test_a_set_without_a_question_is_rejected(tmp_path):
     source = EvaluationSet(name="s", source="jsonl", path=write_jsonl(tmp_path / "s.jsonl", []), layout="fields")
     with pytest.raises(DataError, match=r"'s'\.path: '.*s\.jsonl' is not valid: expected at least one question"):
-        load_set(source, None)
+        load_evaluated(None, (source,))
 
 
 def test_train_null_takes_all_questions_that_are_not_held_out(tmp_path):

@@ -1,0 +1,178 @@
+"""Owns the rewards of rows: which ones the rows of a source may use, and what reference each of them needs.
+
+Must not judge, nor try a reference; the verifier's program does.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from services.sampler.data.rows import DataError, Row, excerpt
+from services.settings import Recipe, SourceSettings
+from services.settings.rewards.kinds import PythonReward
+from services.settings.rewards.reward import (
+    COMBINATIONS,
+    FORMS,
+    MOST_TEXT,
+    Document,
+    Reward,
+    RewardError,
+    RewardNames,
+    parse_reward,
+    parse_text,
+)
+
+REFERENCES: Mapping[str, tuple[str, ...]] = {
+    "math": ("answer",),
+    "answer-line": ("answer",),
+    "pattern": ("pattern",),
+    "reasoning-gym": ("task", "entry"),
+    "python": (),
+    "http": (),
+    "judge": (),
+    "code": (),
+}
+"""By kind of reward: the fields that its reference needs. With none it may be any object."""
+
+BUILT_IN = ("answer-line", "math", "pattern", "reasoning-gym")
+"""The rewards that every row may use, because they run no code and send no request of the row's choice."""
+
+ANSWER = "answer"
+"""The field that a bare answer becomes, unless a single reward needs another one."""
+
+CACHED = 1024  # rewards per source; rows of a file mostly share a few
+SHOWN_FAULT = 600  # characters
+
+
+@dataclass(frozen=True)
+class RowReward:
+    """The reward of a row: its text in messages, the fields that the reference needs, and that of a bare answer."""
+
+    text: str
+    needed: tuple[str, ...]
+    bare: str
+
+    @property
+    def takes_any_answer(self) -> bool:
+        """Whether a bare answer may be any JSON value, because only rewards of the user's own read it."""
+        return not self.needed
+
+
+class SourceRewards:
+    """The rewards that the rows of one source may use: built-in ones, and what its recipe names.
+
+    `own` is the source's own reward. Raises RewardError if the recipe's names cannot resolve it.
+    """
+
+    def __init__(self, source: SourceSettings, names: RewardNames, known: Collection[str], files: Collection[str]):
+        self.source = source
+        self._names = names
+        self._files = frozenset(files)
+        own = names.resolved(parse_reward(source.verifier))
+        self._known = frozenset(known).union(single.text for single in own.singles)
+        self.own = _row_reward(own)
+        self._of_text = lru_cache(CACHED)(self._accepted)
+
+    def of_row(self, row: Row, field: str) -> RowReward:
+        """The reward that a row names at `field`. Raises DataError if it is not valid, or not one for rows."""
+        value = row.get(field)
+        try:
+            return self._of_text(_text(value))
+        except RecursionError:
+            raise row.fault(field, f"{type(value).__name__} is not valid: expected fewer levels of nesting") from None
+        except RewardError as error:
+            raise row.fault(field, self._explained(str(error))) from None
+
+    def _accepted(self, text: str) -> RowReward:
+        reward = self._names.resolved(parse_text(text))
+        for single in reward.singles:
+            if not self._may_use(single):
+                raise RewardError(f"verifier: {excerpt(single.text)} is not valid: expected {FORMS}")
+        return _row_reward(reward)
+
+    def _may_use(self, single: Reward) -> bool:
+        if single.kind in BUILT_IN or single.text in self._known:
+            return True
+        options = single.options
+        # Without `needs`: what needs the network or files runs in pods that exist only for rewards of the recipe.
+        return isinstance(options, PythonReward) and not options.needs and options.file in self._files
+
+    def _explained(self, text: str) -> str:
+        """An error of a reward for rows, which may use fewer than a recipe."""
+        offending, found, _ = text.removeprefix("verifier: ").rpartition(f" is not valid: expected {FORMS}")
+        if found:
+            return f"{_cut(offending)} is not valid: expected {self.accepted}"
+        return _cut(text.removeprefix("verifier: "))
+
+    @property
+    def accepted(self) -> str:
+        """What a row may name, after the word "expected"."""
+        names = f", {', '.join(self._names.names)} (of verifier.rewards)" if self._names.names else ""
+        return (
+            f"one of {', '.join(BUILT_IN)}{names}, with options or combined by {', '.join(COMBINATIONS)}; "
+            "another reward only if verifier.rewards or the source's verifier has it, or a function of verifier.files"
+        )
+
+
+class RowRewards:
+    """The rewards that a recipe offers to the rows of its sources. Without arguments: the built-in ones alone."""
+
+    def __init__(self, rewards: Mapping[str, Document] | None = None, files: Collection[str] = ()) -> None:
+        self._names = RewardNames(rewards or {})
+        self._known = self._names.texts
+        self._files = files
+
+    @classmethod
+    def of(cls, recipe: Recipe) -> RowRewards:
+        """Those of a recipe."""
+        return cls(recipe.verifier.rewards, recipe.verifier.files)
+
+    def of_source(self, source: SourceSettings, where: str) -> SourceRewards:
+        """Those of one of its sources; `where` is the source's section in errors. Raises DataError."""
+        try:
+            return SourceRewards(source, self._names, self._known, self._files)
+        except RewardError as error:
+            raise DataError(f"{where}.{error}") from None
+
+
+def _row_reward(reward: Reward) -> RowReward:
+    needed = tuple(dict.fromkeys(name for single in reward.singles for name in REFERENCES[single.kind]))
+    bare = needed[0] if needed and not reward.parts else ANSWER
+    return RowReward(reward.text, needed, bare)
+
+
+def _text(value: Any) -> str:
+    """A row's reward as text: itself, or the JSON of an object. Raises RewardError."""
+    if isinstance(value, Mapping):
+        try:
+            value = json.dumps(_without_nulls(value), separators=(",", ":"))
+        except (TypeError, ValueError):
+            raise RewardError(f"verifier: {excerpt(value)} is not valid: expected an object of JSON values") from None
+    elif not isinstance(value, str):
+        raise RewardError(f"verifier: {excerpt(value)} is not valid: expected {FORMS}")
+    text: str = value.strip()
+    if len(text) > MOST_TEXT:
+        raise RewardError(f"verifier: {excerpt(text)} is not valid: expected at most {MOST_TEXT} characters")
+    return text
+
+
+def _without_nulls(value: Any) -> Any:
+    """The value without the nulls of its objects: a column of objects has the fields of all rows in each row.
+
+    An object of one field keeps it: `{math: null}` is `math`.
+    """
+    if isinstance(value, list | tuple):
+        return [_without_nulls(entry) for entry in value]
+    if not isinstance(value, Mapping):
+        return value
+    kept = {name: _without_nulls(entry) for name, entry in value.items() if entry is not None}
+    return kept or dict(value)
+
+
+def _cut(text: str) -> str:
+    half = SHOWN_FAULT // 2
+    return text if len(text) <= SHOWN_FAULT else f"{text[:half]} ... {text[-half:]}"

@@ -1,0 +1,85 @@
+"""`penstock reward check`: reports per source, faults with exit status 1, errors of a recipe with 2."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.deploy.command_line import penstock
+from tests.harness.small_run import recipe_document
+
+
+@pytest.fixture(autouse=True)
+def _runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_RUNS", str(tmp_path / "runs"))
+    monkeypatch.chdir(tmp_path)
+
+
+def rows(name: str, answers: list[str]) -> str:
+    """A file of questions in the current folder; its path, as a recipe names it."""
+    lines = [json.dumps({"question": f"{name} {at}?", "answer": answer}) for at, answer in enumerate(answers)]
+    Path(f"{name}.jsonl").write_text("\n".join(lines))
+    return f"{name}.jsonl"
+
+
+def recipe(**sections: Any) -> str:
+    Path("recipe.yaml").write_text(yaml.safe_dump(recipe_document("/model", **sections)))
+    return "recipe.yaml"
+
+
+def own(path: str, **more: Any) -> dict[str, Any]:
+    fields = {"source": "jsonl", "path": path, "layout": "fields", "train": None, "held_out": 1, "options": {}}
+    return fields | more
+
+
+def test_all_references_of_a_recipe_are_read() -> None:
+    sets = [{"name": "exam", "source": "jsonl", "path": rows("exam", ["x", "y"]), "layout": "fields"}]
+    path = recipe(data=own(rows("own", ["1", "2", "3"]), verifier="mine"), evaluation={"sets": sets})
+    document = yaml.safe_load(Path(path).read_text())
+    document["verifier"] = {"rewards": {"mine": {"all": ["math", "answer-line"]}}}
+    Path(path).write_text(yaml.safe_dump(document))
+    status, output = penstock("reward", "check", path)
+    assert output.splitlines() == [
+        'data: 3 rows, 3 distinct questions; references: 3 for {"all":["math","answer-line"]}',
+        "evaluation.sets 'exam': 2 rows, 2 distinct questions; references: 2 for math",
+        "3 rows, 3 distinct questions, 0 duplicates removed (0 of them with another answer; the first is kept), "
+        "0 removed from training because an evaluation set has them: 2 to train on, 1 held out, 2 in set 'exam'",
+        "all 5 references can be read",
+    ]
+    assert status == 0
+
+
+@pytest.mark.parametrize("rule", ["error", "drop"])
+def test_each_fault_is_shown_up_to_twenty(rule: str) -> None:
+    answers = ["1", "2", *(f"\\frac{{{number}" for number in range(22))]
+    status, output = penstock("reward", "check", recipe(data=own(rows("own", answers), on_bad_reference=rule)))
+    first, *faults, last = output.splitlines()
+    assert first == "data: 24 rows, 2 distinct questions; references: 2 for math, 22 cannot be read"
+    assert len(faults) == 20
+    assert faults[0].startswith(r"data.path: 'own.jsonl' row 3: field 'answer': '\\frac{0' is not valid: expected")
+    assert (last, status) == ("and 2 more", 1)
+
+
+def test_generated_prompts_need_no_trial() -> None:
+    status, output = penstock("reward", "check", recipe())
+    assert output.splitlines()[-1].startswith("no reference to try: all prompts are generated")
+    assert status == 0
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"path": "absent.jsonl"}, "penstock: data.path: 'absent.jsonl' cannot be read"),
+        ({"verifier": "absent"}, "data.verifier: 'absent' is not valid"),
+        ({"held_out": 3}, "data.train + data.held_out: 4 is not valid: expected at most 3"),
+        ({"fields": {"answer": "absent"}}, "row 1: field 'absent': missing; the row has 'question', 'answer'"),
+    ],
+)
+def test_other_faults_end_it_with_status_2(data: dict[str, Any], message: str) -> None:
+    status, output = penstock("reward", "check", recipe(data=own(rows("own", ["1", "2", "3"])) | data))
+    assert message in output
+    assert status == 2
