@@ -5,8 +5,11 @@ Must not open a window.
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
+
+from services.contracts import reward_metric, reward_names
 
 # Title of the panel; its metrics with their labels.
 PANELS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
@@ -25,6 +28,19 @@ PANELS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
         ),
     ),
 )
+SCORES = "scores"
+
+
+def panels_of(steps: list[dict[str, Any]]) -> tuple[tuple[str, tuple[tuple[str, str], ...]], ...]:
+    """PANELS, and one with the mean score and each named reward if they say more than the accuracy."""
+    names = reward_names({name for step in steps for name in step["metrics"]})
+    partial = any(
+        "score" in step["metrics"] and step["metrics"]["score"] != step["metrics"]["accuracy"] for step in steps
+    )
+    if not names and not partial:
+        return PANELS
+    lines = (("score", "score"), *((reward_metric(name), name) for name in names))
+    return (*PANELS, (SCORES, lines))
 
 
 def draw_curves(title: str, steps: list[dict[str, Any]], evaluations: list[dict[str, Any]], path: Path) -> Path:
@@ -37,10 +53,14 @@ def draw_curves(title: str, steps: list[dict[str, Any]], evaluations: list[dict[
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(2, 3, figsize=(13, 7), constrained_layout=True)
+    panels = panels_of(steps)
+    columns = math.ceil(len(panels) / 2)
+    figure, axes = pyplot.subplots(2, columns, figsize=(13 * columns / 3, 7), constrained_layout=True)
     figure.suptitle(title)
-    for axis, (name, lines) in zip(axes.flat, PANELS, strict=True):
+    for axis, (name, lines) in zip(axes.flat, panels, strict=False):
         _panel(axis, name, lines, steps)
+    for axis in axes.flat[len(panels) :]:
+        axis.set_axis_off()
     _held_out(axes.flat[0], evaluations)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)

@@ -6,12 +6,14 @@ Must not call the API; the caller passes the API's answers.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from deploy.cli.terminal import plain
+from services.contracts import reward_metric, reward_names
 
 # Heading, metric, format. A metric that a step does not report is shown as "-".
 COLUMNS = (
@@ -22,13 +24,19 @@ COLUMNS = (
     ("length", "response_length", "{:.1f}"),
 )
 COUNTS = ("groups_kept", "groups_filtered", "groups_stale")
-HEADING = (
-    f"{'step':>7}  "
-    + "  ".join(f"{title:>8}" for title, _, _ in COLUMNS)
-    + f"  {'kept/filtered/stale':>19}  {'staleness':>9}  {'tokens/s':>8}  {'left':>6}"
-)
 HEADING_EVERY = 20
+SAME_SCORE = 1e-9
 PAUSED = "paused"
+
+
+def heading(rewards: Sequence[str] = ()) -> str:
+    """The titles above the lines of steps with these named rewards."""
+    return (
+        f"{'step':>7}  "
+        + "  ".join(f"{title:>8}" for title, _, _ in COLUMNS)
+        + f"  {'kept/filtered/stale':>19}  {'staleness':>9}  {'tokens/s':>8}  {'left':>6}"
+        + "".join(f"  {name:>8}" for name in rewards)
+    )
 
 
 def duration(seconds: float) -> str:
@@ -50,7 +58,10 @@ def seconds_left(steps: list[dict[str, Any]], total: int) -> float | None:
 
 
 def step_line(step: dict[str, Any], total: int | None, left: float | None) -> str:
-    """One rollout step as a line under HEADING; `total` is None where a token budget limits the run."""
+    """One rollout step as a line under `heading`; `total` is None where a token budget limits the run.
+
+    The mean of each named reward is at the end, in the order of their names.
+    """
     metrics = step["metrics"]
     cells = [f"{_shown(metrics.get(name), form):>8}" for _, name, form in COLUMNS]
     counts = "/".join(_shown(metrics.get(name), "{:.0f}") for name in COUNTS)
@@ -61,6 +72,7 @@ def step_line(step: dict[str, Any], total: int | None, left: float | None) -> st
         f"{step['step']:>3}{'' if total is None else f'/{total}':<4}  "
         + "  ".join(cells)
         + f"  {counts:>19}  {staleness:>9}  {speed:>8}  {time_left:>6}"
+        + "".join(f"  {metrics[reward_metric(name)]:>{max(8, len(name))}.2f}" for name in reward_names(metrics))
     )
 
 
@@ -82,9 +94,18 @@ def evaluation_line(evaluation: dict[str, Any]) -> str:
         largest = evaluation["pass_at"][-1:]
         scores += [f"pass@{score['k']} {_score(score['value'], score['standard_error'])}" for score in largest]
         scores.append(f"maj@{k} {_majority(evaluation)}")
+    scores += _scores(evaluation)
     notes = [f"version {versions(evaluation)}", f"{evaluation['prompts']} prompts"]
     notes += [f"{evaluation[name]} {name}" for name in ("unknown", "dropped") if evaluation[name]]
     return f"{evaluation['set']} {evaluation['name']}: {', '.join(scores)} ({', '.join(notes)})"
+
+
+def _scores(evaluation: dict[str, Any]) -> list[str]:
+    """The mean score where it is not the accuracy, and the mean of each named reward."""
+    found = []
+    if evaluation["score"] is not None and abs(evaluation["score"] - evaluation["accuracy"]) > SAME_SCORE:
+        found.append(f"score {_score(evaluation['score'], evaluation['score_standard_error'])}")
+    return found + [f"{plain(name)} {score:.3f}" for name, score in sorted(evaluation["rewards"].items())]
 
 
 def _score(value: float | None, error: float | None) -> str:
@@ -110,6 +131,7 @@ class Follower:
         self._state = ""
         self._newest_event = 0.0
         self._evaluations: set[tuple[str, str]] = set()
+        self._rewards: list[str] = []
         self.steps: list[dict[str, Any]] = []
 
     @property
@@ -122,8 +144,10 @@ class Follower:
         self._began = view["created_at"]
         self._events(view["events"])
         for step in steps:
-            if len(self.steps) % HEADING_EVERY == 0:
-                self._print(HEADING, style="bold")
+            rewards = reward_names(step["metrics"])
+            if len(self.steps) % HEADING_EVERY == 0 or rewards != self._rewards:
+                self._rewards = rewards
+                self._print(heading([plain(name) for name in rewards]), style="bold")
             self.steps.append(step)
             # With a token budget, the run ends before its last possible step; the last step is not known in advance.
             total = None if view["recipe"]["limits"]["response_tokens"] else int(view["rollout_steps_total"])

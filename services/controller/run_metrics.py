@@ -61,7 +61,8 @@ class RunMetrics:
                 EVENTS.labels(self._run, service, phase)
         self._count(before)
         for path, family in SETTINGS.items():
-            family.labels(self._run).set(attrgetter(path)(recipe))
+            if (value := attrgetter(path)(recipe)) is not None:
+                family.labels(self._run).set(value)
 
     async def show(self, record: RunRecord, processes: Iterable[ProcessInfo]) -> None:
         """Show the run's live processes, how many it should have, and its new events.

@@ -42,6 +42,9 @@ EVENTS = Counter("penstock_events_total", "Events of a run, by phase.", ["run", 
 _STREAM = ["run", "stream"]
 GROUPS = Gauge("penstock_groups", "Groups by state; dispatched is the sum of the others.", ["run", "state"])
 DROPPED_PROMPTS = Gauge("penstock_dropped_prompts", "Training prompts that are not drawn again.", ["run", "cause"])
+UNKNOWN_SHARE = Gauge(
+    "penstock_unknown_verdicts_ratio", "Unknown ones of the last training verdicts, of a batch of them.", ["run"]
+)
 STARVATION_LEVEL = Gauge("penstock_starvation_level", "Starvation level, 0 (none) to 4 (the run pauses).", ["run"])
 MESSAGES = Counter("penstock_messages_total", "Messages handled, by stream and result.", [*_STREAM, "result"])
 REDELIVERED_MESSAGES = Counter(
@@ -90,7 +93,9 @@ SKIPPED_OPTIMIZER_STEPS = Counter(
     "penstock_skipped_optimizer_steps_total", "Optimizer steps skipped for a non-finite gradient.", ["run"]
 )
 EVALUATION_SCORE = Gauge(
-    "penstock_evaluation_score_ratio", "avg@k, pass@k and maj@k of the last evaluation.", ["run", "set", "score"]
+    "penstock_evaluation_score_ratio",
+    "avg@k, pass@k, maj@k and mean score of the last evaluation.",
+    ["run", "set", "score"],
 )
 EVALUATION_PROMPTS = Gauge(
     "penstock_evaluation_prompts", "Prompts of the last evaluation, answered or dropped.", ["run", "set", "result"]

@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping
 
 from prometheus_client import Gauge
 
+from services.contracts import reward_names
+
 _STEP_METRICS = {
     "accuracy": ("accuracy_ratio", "Correct responses, of all with a known verdict, before filtering."),
     "capped_share": ("capped_ratio", "Trained tokens whose importance weight was capped."),
@@ -45,6 +47,7 @@ _STEP_METRICS = {
     "mismatch_kl": ("mismatch_kl_nats", "KL(behaviour || proximal) per token."),
     "prompts_refused": ("refused_prompts", "Prompts of the run that the chat template refused."),
     "prompts_too_long": ("too_long_prompts", "Prompts of the run that exceed the length limit."),
+    "prompts_unjudgeable": ("unjudgeable_prompts", "Prompts of the run that no verifier could judge."),
     "publish_seconds": ("publish_seconds", "Time until the fleet held the new policy version."),
     "ratio_mean": ("policy_mean_ratio", "Current over proximal probability, mean of the tokens."),
     "ratio_p1": ("policy_p1_ratio", "Current over proximal probability, 1st percentile of the tokens."),
@@ -58,6 +61,7 @@ _STEP_METRICS = {
         "rollout_to_trained_tokens_ratio",
         "Response tokens judged since the previous batch, over those of this batch that enter the loss.",
     ),
+    "score": ("score", "Mean score of the known verdicts, before filtering."),
     "skipped_optimizer_steps": ("skipped_optimizer_steps", "Optimizer steps skipped for a non-finite gradient."),
     "staleness_max": ("staleness_max_steps", "Highest staleness of a trained sample."),
     "staleness_mean": ("staleness_mean_steps", "Mean staleness of the trained samples."),
@@ -93,6 +97,7 @@ _SETTINGS = {
     "limits.rollout_steps": "limits_rollout_steps",
     "rollout.max_new_tokens": "rollout_max_new_tokens",
     "rollout.max_sequences": "rollout_max_sequences",
+    "verifier.max_unknown_share": "verifier_max_unknown_ratio",
     "weights.timeout_s": "weights_timeout_seconds",
 }
 """By path in the recipe: the metric's name after `penstock_setting_`, ending with the unit."""
@@ -107,6 +112,12 @@ STEP_JUDGED_GROUPS = Gauge(
     ["run", "correct"],
 )
 """The step metrics `groups_with_N_of_SIZE_correct`, whose number depends on the recipe."""
+REWARD_SCORE = Gauge(
+    "penstock_reward_score",
+    "Mean score of a named reward, before filtering. Of the last committed rollout step.",
+    ["run", "reward"],
+)
+"""The step metrics `reward_NAME`, whose names depend on the recipe."""
 SETTINGS = {
     path: Gauge(f"penstock_setting_{family}", f"The run's setting {path}.", ["run"])
     for path, family in _SETTINGS.items()
@@ -119,12 +130,15 @@ def table_families() -> Iterator[Gauge]:
     yield from SETTINGS.values()
     yield from STEP_METRICS.values()
     yield STEP_JUDGED_GROUPS
+    yield REWARD_SCORE
 
 
 def step_gauge(run: str, name: str) -> Gauge | None:
     """The gauge that shows the step metric `name` of `run`; None for a name that no table has."""
     if found := _BY_CORRECT.fullmatch(name):
         return STEP_JUDGED_GROUPS.labels(run, found[1])
+    for reward in reward_names([name]):
+        return REWARD_SCORE.labels(run, reward)
     family = STEP_METRICS.get(name)
     return family.labels(run) if family else None
 
@@ -134,6 +148,7 @@ def show_step(run: str, metrics: Mapping[str, float]) -> None:
 
     A name without a family, such as one that another release wrote, is ignored.
     """
+    REWARD_SCORE.remove_by_labels({"run": run})
     shown = [(gauge, value) for name, value in metrics.items() if (gauge := step_gauge(run, name))]
     for gauge, value in shown:
         gauge.set(value)

@@ -47,6 +47,11 @@ class Group:
         return [verdict.outcome for verdict in self.in_order]
 
     @property
+    def scores(self) -> list[float]:
+        """The scores by sample index, each in [0, 1]; that of an unknown verdict means nothing."""
+        return [verdict.score for verdict in self.in_order]
+
+    @property
     def oldest_version(self) -> int:
         """The oldest policy version that wrote a token of this group."""
         return min(self.versions)

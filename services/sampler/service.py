@@ -15,7 +15,7 @@ import logging
 from services.cancellation import cancel_and_wait
 from services.contracts import ALONE
 from services.process import Context, collect_garbage_rarely
-from services.sampler.data import load_splits
+from services.sampler.data import RowRewards, load_splits
 from services.sampler.evaluation.evaluator import Evaluator, held_out_sets, load_held_out
 from services.sampler.evaluation.schedule import EvaluationSchedule
 from services.sampler.queue.maintenance import Maintenance
@@ -60,7 +60,8 @@ class SamplerService:
     async def _evaluate(self, context: Context, maintenance: Maintenance) -> None:
         recipe = context.record.pinned_recipe
         with context.waits.on("data", "the held-out prompts to be loaded", recipe.limits.startup_timeout_s):
-            sets = await asyncio.to_thread(load_held_out, recipe)
+            sets, loaded = await asyncio.to_thread(load_held_out, recipe)
+        await context.event_log.write("data-loaded", loaded)
         prompts = {held_out.name: len(held_out.prompts) for held_out in sets}
         await compare_loaded(context.redis, recipe, recipe.data.train, prompts)
         transitions = await GroupTransitions.fenced(context.redis, context.keys, self.name, context.heartbeat.info.id)
@@ -71,7 +72,7 @@ class SamplerService:
         recipe = context.record.pinned_recipe
         # In a thread, because reading a big file must not delay this process's heartbeat.
         with context.waits.on("data", "the prompts to be loaded and filtered", recipe.limits.startup_timeout_s):
-            splits = await asyncio.to_thread(load_splits, recipe.data, recipe.evaluation.sets)
+            splits = await asyncio.to_thread(load_splits, recipe.data, recipe.evaluation.sets, RowRewards.of(recipe))
         await context.event_log.write("data-loaded", splits.report.text)
         # A run that has trained has shown that it fits: a restarted sampler must not end it by an upper bound.
         if await committed_step(context.redis, context.keys) == 0:

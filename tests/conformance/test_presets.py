@@ -12,6 +12,7 @@ from services.settings import PRESETS, load_recipe, parse_recipe
 
 # DAPO, arXiv 2503.14476: section 4.1 and Eq. 8 to 13.
 PAPER: dict[str, Any] = {
+    "algorithm.reward": "verdict",
     "algorithm.group_size": 16,
     "algorithm.ratio": "token",
     "algorithm.clipping": "clip_higher",

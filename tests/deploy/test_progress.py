@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from deploy.cli.curves import draw_curves
+from deploy.cli.curves import PANELS, draw_curves, panels_of
 from deploy.cli.progress import Follower, closing_table, duration, evaluation_line, seconds_left, step_line
 from deploy.cli.terminal import cell, plain
 from services.contracts import EvaluationRecord, PassAt
@@ -66,6 +66,38 @@ def evaluated(name: str, **fields: Any) -> dict[str, Any]:
         unknown=0,
     )
     return record.model_copy(update=fields).model_dump(mode="json")
+
+
+def test_named_rewards_have_columns_of_their_own(capsys: pytest.CaptureFixture[str]) -> None:
+    follower = Follower(Console(width=300))
+    view: dict[str, Any] = {
+        "id": "r",
+        "created_at": 1000.0,
+        "rollout_steps_total": 9,
+        "state": "running",
+        "reason": "ready",
+        "alerts": [],
+        "events": [],
+        "evaluations": [],
+        "recipe": {"limits": {"response_tokens": None}},
+    }
+    follower.take(view, [step(1, 1.0, accuracy=0.2)])
+    rewards = {"reward_style": 0.5, "reward_answer_in_a_box": 0.25}
+    follower.take(view, [step(2, 2.0, accuracy=0.2, **rewards), step(3, 3.0, **rewards)])
+    lines = capsys.readouterr().out.splitlines()
+    headings = [line for line in lines if line.split()[0] == "step"]
+    assert [line.split()[-2:] for line in headings] == [["tokens/s", "left"], ["answer-in-a-box", "style"]]
+    third = next(line for line in lines if line.split()[0] == "3/9")
+    assert third.split()[-2:] == ["0.25", "0.50"]
+    assert len(third) == len(headings[1]), "the columns are aligned"
+
+
+def test_evaluation_line_shows_scores_that_say_more() -> None:
+    same = evaluated("before", score=0.195, score_standard_error=0.02)
+    assert evaluation_line(same) == evaluation_line(evaluated("before"))
+    partial = evaluated("before", score=0.4, score_standard_error=0.01, rewards={"style": 0.5, "answer": 0.25})
+    expected = "maj@4 0.250 ± 0.050, score 0.400 ± 0.010, answer 0.250, style 0.500 (version 0, 64 prompts)"
+    assert evaluation_line(partial).endswith(expected)
 
 
 def test_follower_prints_everything_once(capsys: pytest.CaptureFixture[str]) -> None:
@@ -154,6 +186,17 @@ def test_curves_are_a_png(tmp_path: Path) -> None:
     evaluations = [evaluated("before"), evaluated("after", version=2), evaluated("after", set="aime", version=2)]
     path = draw_curves("r", [step(1, 0.0, accuracy=0.2), step(2, 1.0, accuracy=0.3)], evaluations, tmp_path / "c.png")
     assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_curves_have_a_panel_of_scores_where_they_say_more(tmp_path: Path) -> None:
+    assert panels_of([step(1, 0.0, accuracy=0.2, score=0.2)]) == PANELS
+    assert panels_of([step(1, 0.0, accuracy=0.2)]) == PANELS, "a step of an older release"
+    [*_, (title, lines)] = panels_of([step(1, 0.0, accuracy=0.2, score=0.3)])
+    assert (title, lines) == ("scores", (("score", "score"),))
+    steps = [step(1, 0.0, accuracy=0.2, score=0.2, reward_has_a_box=0.5), step(2, 1.0, reward_style=0.5)]
+    [*_, (_, lines)] = panels_of(steps)
+    assert lines == (("score", "score"), ("reward_has_a_box", "has-a-box"), ("reward_style", "style"))
+    assert draw_curves("r", steps, [], tmp_path / "c.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,16 @@ import torch
 
 from learner.algorithm.loss import HISTOGRAMS, SUMS, means
 from learner.algorithm.parity import EngineComparison
-from services.contracts import PROMPT_FAULTS, CommittedPolicy, Outcome, SamplerState
+from services.contracts import (
+    DROP_CAUSES,
+    CommittedPolicy,
+    Outcome,
+    SamplerState,
+    reward_metric,
+    reward_names,
+)
 from services.metrics import families, forget
-from services.metrics.tables import SETTINGS, STEP_METRICS, show_step, step_gauge
+from services.metrics.tables import REWARD_SCORE, SETTINGS, STEP_METRICS, show_step, step_gauge
 from services.sampler.queue.batching import Window, make_batch
 from services.settings import Recipe
 from tests.harness.each import each
@@ -27,6 +34,8 @@ WITHOUT_UNIT = {
     "penstock_starvation_level": "a level, 0 to 4",
     "penstock_replicas_desired": "counts replicas, as kube_deployment_spec_replicas and its status metrics do",
     "penstock_step_reward": "dimensionless, -2 to 1",
+    "penstock_step_score": "dimensionless, 0 to 1, as verifiers define it",
+    "penstock_reward_score": "as the score",
     "penstock_step_loss": "dimensionless",
     "penstock_step_return": "as the reward",
     "penstock_step_value_loss": "dimensionless",
@@ -76,7 +85,7 @@ def test_recorded_names_have_level_metric_and_operation():
 def step_metrics():
     """The name of every step metric, from the code that creates it."""
     settings, window = recipe(), Window(recipe())
-    group = group_of(*[(Outcome.CORRECT, 4, False, 3)] * 4)
+    group = group_of(*[(Outcome.CORRECT, 4, False, 3)] * 4, rewards=[{"has-a-box": 1.0}] * 4)
     window.judged(group, "kept")
     state = SamplerState(cursor=1, next_group=1, scan=0, draws=1)
     policy = CommittedPolicy(version=3, step=3, version_steps='{"3": 3}')
@@ -87,8 +96,8 @@ def step_metrics():
     comparison = EngineComparison(["a"])
     comparison.add(sums, sums, torch.zeros(len(SUMS), dtype=torch.int64))
     learned |= comparison.metrics()
-    faults = [f"prompts_{cause.value.replace('-', '_')}" for cause in PROMPT_FAULTS]
-    return {*batch.sampling_metrics, *learned, *faults, *assigned(), *OF_THE_LEARNER}
+    dropped = [f"prompts_{cause.replace('-', '_')}" for cause in DROP_CAUSES]
+    return {*batch.sampling_metrics, *learned, *dropped, *assigned(), *OF_THE_LEARNER}
 
 
 def assigned():
@@ -102,6 +111,20 @@ def test_every_step_metric_has_a_family(run_id):
     assert {name for name in names if step_gauge(run_id, name) is None} == set()
     assert set(STEP_METRICS) - names == set(), "families of step metrics that no code creates"
     forget(run_id)
+
+
+def test_every_named_reward_is_a_series_of_its_own(run_id):
+    def scores():
+        [family] = REWARD_SCORE.collect()
+        return {found.labels["reward"]: found.value for found in family.samples if found.labels["run"] == run_id}
+
+    assert reward_names([reward_metric("has-a-box"), "reward", "score", reward_metric("b2")]) == ["b2", "has-a-box"]
+    show_step(run_id, {"reward": -0.5, "reward_has_a_box": 0.25, "reward_style": 0.75})
+    assert scores() == {"has-a-box": 0.25, "style": 0.75}
+    show_step(run_id, {"reward_style": 0.5})
+    assert scores() == {"style": 0.5}, "a reward without a value in this step is not shown"
+    forget(run_id)
+    assert scores() == {}
 
 
 def test_every_exported_setting_exists():

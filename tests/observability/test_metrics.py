@@ -20,6 +20,7 @@ from services.metrics import AT_ZERO, PORTS, STREAMS, expose, families, forget, 
 from services.metrics.tables import SETTINGS, STEP_METRICS, table_families
 from services.sampler.queue.maintenance import Maintenance
 from services.settings import parse_recipe
+from services.settings.rewards.reward import parse_text
 from services.streams.connection.client import client
 from services.streams.delivery.consumer import Consumer
 from services.streams.keys import STREAM_READERS, RunKeys
@@ -34,6 +35,7 @@ from tests.harness.small_run import recipe_document, service_context
 from tests.observability.reading import ROOT
 from tests.services.driven import put_stub_record
 from verifier.sandbox.pool import Sandbox
+from verifier.verifiers.base import Candidate
 
 PACKAGES = ("services", "rollout", "verifier", "learner", "deploy")
 COMPUTED = {"starvation-", "prompt-"}
@@ -73,6 +75,7 @@ def test_the_page_lists_every_metric_with_its_type_and_labels():
 def test_the_page_lists_step_metrics_and_settings():
     steps = {row[0].strip("`"): row[1].strip("`") for row in documented("Step metrics")}
     assert "penstock_step_judged_groups`" in steps.pop("groups_with_N_of_SIZE_correct")
+    assert "penstock_reward_score`" in steps.pop("reward_NAME")
     assert steps == {name: family._name for name, family in STEP_METRICS.items()}
     settings = {row[0].strip("`"): row[1].strip("`") for row in documented("Settings")}
     assert settings == {path: family._name for path, family in SETTINGS.items()}
@@ -216,10 +219,19 @@ async def test_the_controller_exports_processes_settings_and_events(redis, run_i
     assert sample("penstock_events_total", phase="no-such-word", **labels) is None
     assert sample("penstock_processes", run=run_id, service="rollout", state="ready") == 1
     assert sample("penstock_replicas_desired", run=run_id, service="rollout") == 3
+    assert sample("penstock_setting_verifier_max_unknown_ratio", run=run_id) == 0.5
     await figures.show(running, [])
     assert sample("penstock_processes", run=run_id, service="rollout", state="ready") == 0
     figures.close()
     assert shown(run_id) == []
+
+
+async def test_a_setting_without_a_value_is_not_exported(redis, run_id):
+    figures = RunMetrics(run_id, EventLog(redis, RunKeys(run_id), "controller"))
+    await figures.open(parse_recipe(recipe_document("/model", verifier={"max_unknown_share": None})))
+    assert sample("penstock_setting_verifier_max_unknown_ratio", run=run_id) is None
+    assert sample("penstock_setting_limits_lease_seconds", run=run_id) == 5
+    figures.close()
 
 
 async def test_stream_figures_show_stuck_leases(redis, run_id):
@@ -295,8 +307,8 @@ async def test_redelivered_messages_are_counted(redis, run_id):
 
 async def test_the_sandbox_reports_why_it_did_not_judge():
     with Sandbox(1, 20.0) as sandbox:
-        judged = await sandbox.judge("pattern", "a", {"pattern": "a"})
-        broken = await sandbox.judge("pattern", "a", {})
+        judged = await sandbox.judge(parse_text("pattern"), Candidate("a", {"pattern": "a"}))
+        broken = await sandbox.judge(parse_text("pattern"), Candidate("a", {}))
     assert (judged.fault, broken.fault) == (None, "error")
 
 

@@ -96,7 +96,7 @@ DATA = Board(
             ),
             Panel(
                 "Dropped prompts",
-                "Prompts that are not drawn again, by cause: too long, or rejected by the chat template.",
+                "Prompts that are not drawn again, by cause: too long, rejected by the chat template, or unjudgeable.",
                 {"{{run}} {{cause}}": most("penstock_dropped_prompts", "run, cause")},
                 low=0,
             ),

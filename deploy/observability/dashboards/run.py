@@ -15,8 +15,8 @@ _ENDED = chosen("penstock_groups", 'state=~"trained|filtered|stale|dead"')
 _FAULTS = (
     "archive-differs|batch-lost|checkpoint-damaged|checkpoint-failed|group-dead|group-orphaned|group-restored|"
     "groups-withdrawn|learner-restarted|logprobs-differ|look-failed|non-finite-gradient|payload-damaged|"
-    "prompts-withdrawn|redis-memory-partial|redis-memory-short|restart-failed|sampler-restarted|scaling-failed|service-failed|stalled|"
-    "waiting|weight-sync-failed|weights-late"
+    "prompt-unjudgeable|prompts-withdrawn|redis-memory-partial|redis-memory-short|restart-failed|sampler-restarted|"
+    "scaling-failed|service-failed|stalled|verdicts-unknown|waiting|weight-sync-failed|weights-late"
 )
 
 RUN = Board(
@@ -57,21 +57,34 @@ RUN = Board(
                 "percentunit",
                 low=0,
                 high=1,
+                span=6,
             ),
             Panel(
                 "Reward",
-                "Mean shaped reward: +1 correct, -1 wrong, minus the penalty for overlong responses.",
+                "Mean shaped reward: +1 correct, -1 wrong, or 2 s - 1 for a score s (algorithm.reward), minus the "
+                "penalty for overlong responses.",
                 step("reward"),
                 low=-2,
                 high=1,
+                span=6,
+            ),
+            Panel(
+                "Scores",
+                "Mean score of the known verdicts, and of each named reward, before filtering.",
+                {"{{run}} score": most("penstock_step_score", "run")}
+                | {"{{run}} {{reward}}": most("penstock_reward_score", "run, reward")},
+                low=0,
+                high=1,
+                span=6,
             ),
             Panel(
                 "Evaluations",
-                "avg@k, pass@k and maj@k of each held-out set, from its last evaluation.",
+                "avg@k, pass@k, maj@k and mean score of each held-out set, from its last evaluation.",
                 {"{{run}} {{set}} {{score}}": most("penstock_evaluation_score_ratio", "run, set, score")},
                 "percentunit",
                 low=0,
                 high=1,
+                span=6,
             ),
             Panel(
                 "Entropy",

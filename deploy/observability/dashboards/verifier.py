@@ -5,7 +5,16 @@ Must not show learning metrics.
 
 from __future__ import annotations
 
-from deploy.observability.dashboards.queries import RATE, chosen, events, increase, most, quantile, rate
+from deploy.observability.dashboards.queries import (
+    RATE,
+    chosen,
+    events,
+    increase,
+    most,
+    quantile,
+    rate,
+    setting,
+)
 from deploy.observability.panels import Board, Panel
 
 _SECONDS = "penstock_verdict_seconds"
@@ -42,8 +51,13 @@ VERIFIER = Board(
             ),
             Panel(
                 "Unknown verdicts",
-                "Ratio of unknown verdicts. Their responses are not used for training.",
-                {"{{run}}": _ratio("unknown", "correct|wrong|unknown")},
+                "Ratio of unknown verdicts. Their responses are not used for training. The run pauses when more than "
+                "verifier.max_unknown_share of the last batch's verdicts are unknown.",
+                {
+                    "{{run}}": _ratio("unknown", "correct|wrong|unknown"),
+                    "{{run}} last batch": most("penstock_unknown_verdicts_ratio", "run"),
+                    "{{run}} limit": setting("verifier_max_unknown_ratio"),
+                },
                 "percentunit",
                 {0.05: "orange", 0.1: "red"},
                 low=0,

@@ -1,16 +1,30 @@
-"""Owns the reward of a response: +1 / -1 by its verdict, and the soft overlong punishment.
+"""Owns the reward of a response: +1 / -1 by its verdict or its score, and the soft overlong punishment.
 
 Must not depend on other responses of the group.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from services.contracts import Outcome
 
-REWARDS = {Outcome.CORRECT: 1.0, Outcome.WRONG: -1.0}
+SIGNS = {Outcome.CORRECT: 1.0, Outcome.WRONG: -1.0}
+
+
+def of_verdict(outcome: Outcome, score: float) -> float | None:
+    """+1 for a correct response, -1 for a wrong one (DAPO Eq. 7)."""
+    return SIGNS.get(outcome)
+
+
+def of_score(outcome: Outcome, score: float) -> float | None:
+    """2 s - 1: a score s of 0 or 1 earns what the paper's wrong or correct response does, 0.3 earns -0.4."""
+    return None if outcome is Outcome.UNKNOWN else 2.0 * score - 1.0
+
+
+REWARDS: Mapping[str, Callable[[Outcome, float], float | None]] = {"verdict": of_verdict, "score": of_score}
+"""By algorithm.reward: (outcome, score in [0, 1]) -> a reward in [-1, 1]; None for an unknown outcome."""
 
 
 class Ramp(NamedTuple):
@@ -44,12 +58,12 @@ PUNISHMENTS: dict[str, Callable[[int, Ramp], float]] = {"paper": paper, "publish
 """By algorithm.overlong.shape: (response tokens, ramp) -> a punishment <= 0."""
 
 
-def reward(outcome: Outcome, tokens: int, punishment: tuple[str, Ramp] | None) -> float | None:
-    """The reward of a response of `tokens`: +1 or -1, plus the punishment (entry of PUNISHMENTS, ramp), if any.
+def reward(rule: str, outcome: Outcome, score: float, tokens: int, punishment: tuple[str, Ramp] | None) -> float | None:
+    """The reward of a response of `tokens`: that of `rule`, an entry of REWARDS, plus the punishment, if any.
 
-    None for an unknown outcome, which is never trained as wrong.
+    `punishment`: an entry of PUNISHMENTS, and its ramp. None for an unknown outcome, which is never trained as wrong.
     """
-    earned = REWARDS.get(outcome)
+    earned = REWARDS[rule](outcome, score)
     if earned is None or punishment is None:
         return earned
     shape, ramp = punishment

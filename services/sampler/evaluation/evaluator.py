@@ -27,10 +27,10 @@ from services.contracts import (
 from services.metrics import EVALUATION_PROMPTS, EVALUATION_SCORE, MESSAGES
 from services.process import Context
 from services.sampler.audit import Audit
-from services.sampler.data import load_set, load_splits
+from services.sampler.data import RowRewards, load_evaluated
 from services.sampler.evaluation.dispatch import EvaluationDispatch
 from services.sampler.evaluation.progress import EvaluationProgress
-from services.sampler.evaluation.scores import Score, over_questions, sizes
+from services.sampler.evaluation.scores import Score, by_name, over_questions, sizes
 from services.sampler.groups import GroupVerdicts, verdicts_by_group
 from services.sampler.memory import RedisMemory
 from services.settings import HELD_OUT, Recipe
@@ -70,13 +70,15 @@ def held_out_sets(
     return tuple(HeldOut(name, prompts[name], samples.get(name, settings.samples)) for name in recipe.evaluated_sets)
 
 
-def load_held_out(recipe: Recipe) -> tuple[HeldOut, ...]:
-    """The sets of a run that only evaluates. Training prompts are read only if the held-out split needs them.
+def load_held_out(recipe: Recipe) -> tuple[tuple[HeldOut, ...], str]:
+    """The sets of a run that only evaluates, and what was loaded in one line.
 
-    Raises DataError. Blocks while the files are read.
+    Training prompts are read only if the held-out split needs them. Raises DataError, ReferenceTrialError. Blocks while
+    files are read and references tried.
     """
-    own = load_splits(recipe.data).held_out if recipe.data.held_out else ()
-    return held_out_sets(recipe, own, {entry.name: load_set(entry, entry.prompts) for entry in recipe.evaluation.sets})
+    data = recipe.data if recipe.data.held_out else None
+    loaded = load_evaluated(data, recipe.evaluation.sets, RowRewards.of(recipe))
+    return held_out_sets(recipe, loaded.held_out, loaded.sets), loaded.text
 
 
 def sampling_of(recipe: Recipe) -> Sampling:
@@ -94,6 +96,7 @@ def summarise(
     """
     accuracy = over_questions([result.average for result in results]) or Score(0.0, 0.0)
     votes = over_questions([result.majority for result in results])
+    scores = over_questions([result.score for result in results])
     known = [result.passes for result in results if result.passes]
     responses = sum(result.responses for result in results)
     pass_at = {k: over_questions([of_k[at] for of_k in known]) for at, k in enumerate(sizes(held_out.samples))}
@@ -113,6 +116,9 @@ def summarise(
         ),
         majority=votes.value if votes else None,
         majority_standard_error=votes.standard_error if votes else None,
+        score=scores.value if scores else None,
+        score_standard_error=scores.standard_error if scores else None,
+        rewards=by_name(result.rewards for result in results),
         response_length=sum(result.response_tokens for result in results) / responses if responses else None,
         truncated_share=sum(result.truncated for result in results) / responses if responses else None,
         unknown=sum(result.unknown for result in results),
@@ -176,6 +182,7 @@ class Evaluator:
             await self._context.event_log.write("evaluation-unknown", text)
             return
         scores = {"avg": record.accuracy, "pass": record.pass_at[-1].value, "majority": record.majority}
+        scores |= {} if record.score is None else {"mean": record.score}
         for score, value in scores.items():
             EVALUATION_SCORE.labels(self._context.keys.run, record.set, score).set(value)
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from statistics import fmean
 
 from services.contracts import Outcome, PromptResult, Release, Task
-from services.sampler.evaluation.scores import Response, average, majority, passes, sizes
+from services.sampler.evaluation.scores import Response, average, by_name, majority, passes, sizes
 from services.sampler.groups import Group, GroupVerdicts, stored_verdicts
 from services.streams.state.group_state import EVALUATED, REOPENED
 
@@ -21,11 +22,14 @@ def result_of(group: Group) -> PromptResult:
     """What the record of an evaluation needs of a prompt; see services.sampler.evaluation.scores."""
     responses = [Response(CORRECTNESS[verdict.outcome], verdict.answer) for verdict in group.in_order]
     facts = [verdict.facts for verdict in group.in_order]
+    scores = [verdict.score for verdict in group.in_order if verdict.outcome is not Outcome.UNKNOWN]
     pass_at = [passes(responses, k) for k in sizes(group.task.samples)]
     return PromptResult(
         average=average(responses),
         majority=majority(responses),
         passes=tuple(value for value in pass_at if value is not None),
+        score=fmean(scores) if scores else None,
+        rewards=by_name([verdict.rewards for verdict in group.in_order]),
         responses=len(responses),
         unknown=sum(response.correct is None for response in responses),
         response_tokens=sum(sample.response_tokens for sample in facts),

@@ -1,4 +1,4 @@
-"""Owns the scores of a held-out set: avg@k, pass@k, maj@k, and their standard errors over questions.
+"""Owns the scores of a held-out set: avg@k, pass@k, maj@k, mean scores, and standard errors over questions.
 
 Must not do I/O, or import anything but the standard library.
 """
@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
+
+MOST_REWARDS = 32
+"""Named rewards that are shown: rows may name any number of them."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,16 @@ def majority(responses: Sequence[Response]) -> float | None:
             votes[response.answer].append(bool(response.correct))
     most = max(map(len, votes.values()), default=0)
     return fmean([fmean(verdicts) for verdicts in votes.values() if len(verdicts) == most] or [0.0])
+
+
+def by_name(rewards: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """The mean of each named reward over those of the `rewards` that have it, of the MOST_REWARDS that most have."""
+    found: dict[str, list[float]] = defaultdict(list)
+    for named in rewards:
+        for name, score in named.items():
+            found[name].append(score)
+    most = sorted(found, key=lambda name: (-len(found[name]), name))[:MOST_REWARDS]
+    return {name: fmean(found[name]) for name in sorted(most)}
 
 
 def over_questions(values: Sequence[float | None]) -> Score | None:

@@ -9,11 +9,22 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
-from services.contracts import Batch, BatchGroup, BatchSample, CommittedPolicy, Outcome, Release, SamplerState, Verdict
+from services.contracts import (
+    Batch,
+    BatchGroup,
+    BatchSample,
+    CommittedPolicy,
+    Outcome,
+    Release,
+    SamplerState,
+    Verdict,
+    reward_metric,
+)
 from services.sampler.advantage.advantages import advantages
 from services.sampler.advantage.filtering import KEPT
 from services.sampler.advantage.rewards import Ramp, reward
 from services.sampler.backpressure import staleness
+from services.sampler.evaluation.scores import by_name
 from services.sampler.groups import Group
 from services.sampler.selection.order import shuffled
 from services.settings import Recipe
@@ -26,7 +37,8 @@ def shaped_reward(recipe: Recipe, verdict: Verdict) -> float | None:
     overlong = recipe.algorithm.overlong
     ramp = Ramp(recipe.rollout.max_new_tokens, recipe.overlong_cache, overlong.factor)
     punishment = (overlong.shape, ramp) if overlong.punishment else None
-    return reward(verdict.outcome, verdict.facts.response_tokens, punishment)
+    rule, tokens = recipe.algorithm.reward, verdict.facts.response_tokens
+    return reward(rule, verdict.outcome, verdict.score, tokens, punishment)
 
 
 def batch_group(recipe: Recipe, name: str, group: Group, step: int, version_steps: Mapping[int, int]) -> BatchGroup:
@@ -134,15 +146,18 @@ class Window:
         lengths = [verdict.facts.response_tokens for verdict in self._verdicts]
         size = self._recipe.algorithm.group_size
         histogram = {f"groups_with_{n}_of_{size}_correct": float(self._correct[n]) for n in range(size + 1)}
+        named = by_name(verdict.rewards for verdict in self._verdicts)
         means: dict[str, Sequence[float]] = {
             "accuracy": [verdict.outcome is Outcome.CORRECT for verdict in known],
             "reward": rewards,
+            "score": [verdict.score for verdict in known],
             "response_length": lengths,
             "truncated_share": [verdict.facts.truncated for verdict in self._verdicts],
             "tokens_per_second": [sum(lengths) / max(self._seconds(), 1e-9)] if lengths else [],
         }
         return {
             **{name: fmean(values) for name, values in means.items() if values},
+            **{reward_metric(name): mean for name, mean in named.items()},
             "response_tokens": float(sum(lengths)),
             "unknown_verdicts": float(len(self._verdicts) - len(known)),
             "groups_kept": float(self._decisions[KEPT]),

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from itertools import islice
 
-from services.contracts import PROMPT_FAULTS, Lane, Prompt, SamplerState, Sampling, Task
+from services.contracts import DROP_CAUSES, Lane, Prompt, SamplerState, Sampling, Task
 from services.metrics import DROPPED_PROMPTS
 from services.process import Context
+from services.sampler.advantage.filtering import FILTERS
 from services.sampler.backpressure import REFILLS, SlotLimits
 from services.sampler.data import DataError, PromptsExhaustedError
 from services.sampler.groups import Group, GroupTable
@@ -108,7 +109,8 @@ class Dispatcher:
         count = count if room is None else min(count, room)
         if not count:
             return
-        strategy = "boundary" if level >= Level.BOUNDARY else self._rule.selection.strategy
+        prefers = level >= Level.BOUNDARY and FILTERS[self._recipe.algorithm.filter].follows_pass_rate
+        strategy = "boundary" if prefers else self._rule.selection.strategy
         in_flight = self._table.prompts_in_flight
         while count > 0:
             chunk = min(count, TASKS_AT_ONCE)
@@ -172,12 +174,12 @@ class Dispatcher:
     def metrics(self) -> dict[str, float]:
         """Prompts dropped in the whole run, by cause; and the generation batches dispatched for the next batch."""
         dropped = self._selection.walk.dropped
-        counts = {f"prompts_{cause.value.replace('-', '_')}": float(dropped[cause.value]) for cause in PROMPT_FAULTS}
+        counts = {f"prompts_{cause.replace('-', '_')}": float(dropped[cause]) for cause in DROP_CAUSES}
         if self._rule.refill == "generation_batches":
             counts["generation_batches"] = float(self._generation_batches)
         return counts
 
     def _count_dropped(self) -> None:
         dropped = self._selection.walk.dropped
-        for cause in PROMPT_FAULTS:
-            DROPPED_PROMPTS.labels(self._context.keys.run, cause.value).set(dropped[cause.value])
+        for cause in DROP_CAUSES:
+            DROPPED_PROMPTS.labels(self._context.keys.run, cause).set(dropped[cause])

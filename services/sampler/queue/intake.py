@@ -8,11 +8,12 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from services.contracts import CommittedPolicy, Lane, Task, Verdict, VerdictResult
+from services.contracts import UNJUDGEABLE, CommittedPolicy, Lane, Task, Verdict, VerdictResult
 from services.metrics import MESSAGES
-from services.sampler.advantage.filtering import KEPT, decide
+from services.sampler.advantage.filtering import KEPT, FilterRule, decide
 from services.sampler.groups import Group, GroupVerdicts, recall, verdicts_by_group
 from services.sampler.queue.state import QueueState
+from services.sampler.queue.unknowns import GROUPS_IN_A_ROW
 from services.sampler.queue.waits import VERDICTS
 from services.sampler.selection.screening import COMPLETE, screen
 from services.streams.delivery.consumer import Consumer
@@ -31,6 +32,8 @@ class VerdictIntake:
         self._state = state
         self._policy = CommittedPolicy(version=0, step=0)
         self._sampling = state.recipe.algorithm.dynamic_sampling
+        self._rule = FilterRule(state.recipe.algorithm.filter, self._sampling.min_spread)
+        self._unjudgeable: dict[str, str] = {}
         context, limits = state.context, state.recipe.limits
         self._verdicts = Consumer(
             context.redis,
@@ -58,7 +61,21 @@ class VerdictIntake:
             await recall(state.context.redis, state.context.keys, state.table, names)
         # All decide before they are sent, and they are sent in the order of their decisions.
         found = verdicts_by_group(deliveries, self._judge) + self._decide_again()
+        await self._drop_unjudgeable()
         await asyncio.gather(*(self._record(verdicts) for verdicts in found))
+
+    async def _drop_unjudgeable(self) -> None:
+        """Remember the prompts that no verifier can judge: this sampler and its successors never draw them again."""
+        state, prompts = self._state, self._unjudgeable
+        for prompt, reason in prompts.items():
+            if not await state.context.redis.hsetnx(state.context.keys.dropped, prompt, UNJUDGEABLE):
+                continue  # it was drawn so often before it was dropped
+            text = (
+                f"prompt {prompt!r}: {GROUPS_IN_A_ROW} groups in a row have no known verdict; the last reason: {reason}"
+            )
+            log.warning("never drawn again: %s", text)
+            await state.context.event_log.write(f"prompt-{UNJUDGEABLE}", f"never drawn again: {text}")
+        prompts.clear()
 
     def _judge(self, verdicts: GroupVerdicts, verdict: Verdict) -> None:
         """Add a verdict to its group, and set the decision that it leads to.
@@ -69,7 +86,9 @@ class VerdictIntake:
         group = self._state.table.generating.get(verdict.group)
         if group is None or verdict.index >= group.task.samples:
             return
-        group.verdicts.setdefault(verdict.index, verdict)
+        if verdict.index not in group.verdicts:
+            group.verdicts[verdict.index] = verdict
+            self._state.unknown_share.judged(verdict)
         self._state.newest_version = max(self._state.newest_version, verdict.facts.newest_version)
         self._settle(verdicts, group)
 
@@ -121,8 +140,8 @@ class VerdictIntake:
             return "", None
         min_known = self._sampling.min_known or group.task.samples
         if group.task.stop is None:
-            return decide(group.outcomes, min_known, self._sampling.enabled), None
-        screened = screen(group.outcomes, group.task.samples, min_known)
+            return decide(group.outcomes, min_known, self._sampling.enabled, group.scores, self._rule), None
+        screened = screen(group.outcomes, group.task.samples, min_known, group.scores, self._rule)
         if screened == COMPLETE:
             return MORE, group.task.model_copy(update={"stop": None})
         return screened, None
@@ -147,7 +166,17 @@ class VerdictIntake:
         self._state.window.judged(group, decision)
         self._state.survival.observe(decision == KEPT)
         self._state.starvation.group_judged()
+        self._watch_prompt(group)
         if decision == KEPT:
             self._state.table.keep(name)
         else:
             self._state.table.remove(name)
+
+    def _watch_prompt(self, group: Group) -> None:
+        """Drop the group's prompt if it is unjudgeable, unless the judging as a whole fails: then the run pauses."""
+        state = self._state
+        if state.unknown_share.excess is not None:
+            return
+        if (reason := state.unjudged.judged(group)) is not None:
+            state.dispatcher.drop({group.task.prompt.id: UNJUDGEABLE})
+            self._unjudgeable[group.task.prompt.id] = reason

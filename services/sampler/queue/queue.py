@@ -6,7 +6,7 @@ Must not hold a rule of its own. What each part of the loop waits for, and what 
      ^  ^  ^       ^    ^               ^                                       |   |   |
      |  |  |       |    |               +------ rest of a screened group -------+   |   |
      |  |  |       |    +-- Redis below 85 % of maxmemory (memory, relief)          |   |
-     |  |  |       +-- not paused; a starved run (level 4) until it is resumed      |   |
+     |  |  |       +-- not paused; starved (level 4) or unjudged: until resumed     |   |
      |  |  +-- released <-- filtered <----------------------------------------------+   |
      |  +-- released <-- dead letter or orphaned (in flight), too stale (kept)          v
      +-- commit <-- learner <-- batch <-- groups_per_step groups (level 3: any) <-- kept groups
@@ -19,14 +19,15 @@ from __future__ import annotations
 import asyncio
 
 from services.contracts import CommittedPolicy
+from services.metrics import UNKNOWN_SHARE
 from services.process import Context
 from services.sampler.data import Splits
 from services.sampler.evaluation.schedule import EvaluationSchedule
-from services.sampler.queue.dead_letters import DeadLetterWatch
+from services.sampler.queue.faults.dead_letters import DeadLetterWatch
+from services.sampler.queue.faults.reconcile import Reconciler
 from services.sampler.queue.intake import VerdictIntake
 from services.sampler.queue.maintenance import EVERY_S, Maintenance
 from services.sampler.queue.publication import BatchPublisher
-from services.sampler.queue.reconcile import Reconciler
 from services.sampler.queue.relief import MemoryRelief
 from services.sampler.queue.starvation import Level
 from services.sampler.queue.state import QueueState
@@ -82,6 +83,7 @@ class SamplingQueue:
                 await self._turn(policy, paused)
         finally:
             self._waits.clear()
+            UNKNOWN_SHARE.labels(self._context.keys.run).set(0)
 
     async def yield_memory(self) -> None:
         """After training, until cancelled: whenever memory is short, withdraw the groups that no batch takes."""
@@ -91,6 +93,7 @@ class SamplingQueue:
 
     async def _turn(self, policy: CommittedPolicy, paused: bool) -> None:
         """One turn of the loop; a paused run dispatches nothing."""
+        UNKNOWN_SHARE.labels(self._context.keys.run).set(self._state.unknown_share.share)
         self._state.table.trained(policy.step)
         await self._publisher.publish_due(policy)
         await self._dead_letters.release_groups()
@@ -101,22 +104,23 @@ class SamplingQueue:
         self._waits.update()
 
     async def _paused(self) -> bool:
-        """Whether nothing may be dispatched now, because a pause was requested or the run starves."""
+        """Whether nothing may be dispatched now: a pause was requested, or the run starves or is not judged."""
         starvation = self._state.starvation
         if await is_paused(self._context.redis, self._context.keys):
             starvation.level = Level.PAUSE
             return True
         if starvation.level is Level.PAUSE:
-            self._state.begin_batch()
+            self._state.resume()
             starvation.level = Level.NORMAL
             self._maintenance.report_level(Level.NORMAL)
         return False
 
     async def _dispatch(self, policy: CommittedPolicy) -> None:
-        """Fill the free slots, unless the run starves, Redis is short of memory, or it lost the fleet's version."""
+        """Fill the free slots, unless the run pauses, Redis is short of memory, or it lost the fleet's version."""
         state = self._state
         if await self._reconciler.fleet_waits(policy):
             return
+        await self._pause_if_unjudged()
         await self._escalate()
         if state.starvation.level is Level.PAUSE:
             return
@@ -130,9 +134,19 @@ class SamplingQueue:
         except RedisFullError as error:
             self._maintenance.memory.refused(str(error))
 
+    async def _pause_if_unjudged(self) -> None:
+        """Pause the run if too many verdicts are unknown: what is generated now would not be judged either."""
+        state = self._state
+        if (why := state.unknown_share.excess) is not None:
+            await state.transitions.mark_starved(why)
+            await self._context.event_log.write("verdicts-unknown", why)
+            state.starvation.level = Level.PAUSE
+
     async def _escalate(self) -> None:
         """Set the starvation level that applies, and report a change. At the last level the run pauses."""
         state = self._state
+        if state.starvation.level is Level.PAUSE:
+            return
         kept = len(state.table.kept)
         if kept >= state.recipe.limits.groups_per_step:
             state.starvation.begin()

@@ -9,11 +9,13 @@ from dataclasses import dataclass, field
 
 from services.contracts import CommittedPolicy, Lane, Prompt, Release, SamplerState
 from services.process import Context
+from services.sampler.advantage.filtering import FILTERS
 from services.sampler.backpressure import SurvivalEstimate
 from services.sampler.groups import GroupTable, recover
 from services.sampler.queue.batching import Window
 from services.sampler.queue.dispatch import Dispatcher
 from services.sampler.queue.starvation import Level, Starvation
+from services.sampler.queue.unknowns import UnjudgedPrompts, UnknownShare
 from services.settings import Recipe, StarvationSettings
 from services.streams.state.group_state import GroupTransitions
 from services.streams.state.policy_history import read_policy
@@ -25,6 +27,8 @@ def starvation_of(recipe: Recipe) -> Starvation:
     """The initial starvation state. Generation batches have max_generation_batches in place of the levels."""
     sampling = recipe.algorithm.dynamic_sampling
     escalation = NO_ESCALATION if sampling.refill == "generation_batches" else sampling.starvation
+    if not FILTERS[recipe.algorithm.filter].follows_pass_rate:
+        escalation = escalation.model_copy(update={"boundary_after": None})
     return Starvation(escalation, recipe.limits.groups_per_step)
 
 
@@ -42,12 +46,14 @@ class QueueState:
     dispatcher: Dispatcher
     starvation: Starvation
     window: Window
+    unknown_share: UnknownShare
     last_step: int
     next_step: int = 1
     letters_after: str = "0-0"
     verdicts: int = 0
     newest_version: int = -1
     survival: SurvivalEstimate = field(default_factory=SurvivalEstimate)
+    unjudged: UnjudgedPrompts = field(default_factory=UnjudgedPrompts)
 
     @classmethod
     async def load(cls, context: Context, transitions: GroupTransitions, prompts: tuple[Prompt, ...]) -> QueueState:
@@ -71,6 +77,7 @@ class QueueState:
             dispatcher,
             starvation_of(recipe),
             Window(recipe),
+            UnknownShare.of(recipe),
             last_step=recipe.limits.rollout_steps,
         )
         await state._load_progress()
@@ -102,6 +109,12 @@ class QueueState:
         """Restart the counts of the next batch, because a batch was published or a paused run was resumed."""
         self.dispatcher.begin_batch()
         self.starvation.begin()
+
+    def resume(self) -> None:
+        """Start again after a pause: what was counted before it neither pauses the run again nor drops a prompt."""
+        self.begin_batch()
+        self.unknown_share.clear()
+        self.unjudged.clear()
 
     async def release(self, name: str, release: Release) -> None:
         """End a group without training it."""

@@ -16,19 +16,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from services.contracts import Outcome, Release
+from services.sampler.advantage.filtering import BY_ACCURACY, FilterRule
 
 COMPLETE = "complete"
 
 
-def screen(outcomes: Sequence[Outcome], group_size: int, min_known: int) -> str:
+def screen(
+    outcomes: Sequence[Outcome],
+    group_size: int,
+    min_known: int,
+    scores: Sequence[float] = (),
+    rule: FilterRule = BY_ACCURACY,
+) -> str:
     """The decision on a group whose first samples have these outcomes: COMPLETE, or the name of its release.
 
-    Filtered iff all verdicts are known and equal, because an unknown one may hide a different outcome. Dead if too many
-    are unknown for the whole group to get `min_known` known verdicts: generating the other samples would be wasted.
+    Filtered iff all verdicts are known and `rule` keeps nothing of them (by accuracy: they are equal), because an
+    unknown one may hide a different outcome. Dead if too many are unknown for the whole group to get `min_known` known
+    verdicts: generating the other samples would be wasted. `scores`: as for advantage.filtering.decide.
     """
     unknown = sum(outcome is Outcome.UNKNOWN for outcome in outcomes)
     if group_size - unknown < min_known:
         return Release.DEAD.value
-    if unknown == 0 and len(set(outcomes)) < 2:
+    if unknown == 0 and not rule.keeps(outcomes, scores):
         return Release.FILTERED.value
     return COMPLETE

@@ -5,6 +5,7 @@ Must not be used outside tests.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from services.contracts import Outcome, Prompt, SampleFacts, Sampling, Task, Verdict
@@ -13,9 +14,20 @@ from services.sampler.groups import Group
 from services.settings import Recipe, parse_recipe
 from tests.harness.small_run import recipe_document
 
+SCORES = {Outcome.CORRECT: 1.0, Outcome.WRONG: 0.0, Outcome.UNKNOWN: 0.0}
+"""Those of a verifier that gives no others."""
 
-def group_of(*samples: tuple[Outcome, int, bool, int], rest: int = 0) -> Group:
-    """A group from (outcome, response tokens, truncated, oldest version); `rest`: samples that the screen left out."""
+
+def group_of(
+    *samples: tuple[Outcome, int, bool, int],
+    rest: int = 0,
+    scores: Sequence[float] = (),
+    rewards: Sequence[Mapping[str, float]] = (),
+) -> Group:
+    """A group from (outcome, response tokens, truncated, oldest version); `rest`: samples that the screen left out.
+
+    `scores`, `rewards`: those of each verdict, by default SCORES and none.
+    """
     prompt = Prompt(id="p", messages=(), verifier="pattern", reference={})
     sampling = Sampling(temperature=1.0, top_p=1.0, max_new_tokens=16)
     stop = len(samples) if rest else None
@@ -33,13 +45,17 @@ def group_of(*samples: tuple[Outcome, int, bool, int], rest: int = 0) -> Group:
             finished_at=10.0 + tokens,
             replica=f"rollout-{index}",
         )
-        group.verdicts[index] = Verdict(group="g", index=index, outcome=outcome, score=0.0, facts=facts)
+        score = scores[index] if scores else SCORES[outcome]
+        named = dict(rewards[index]) if rewards else {}
+        group.verdicts[index] = Verdict(
+            group="g", index=index, outcome=outcome, score=score, rewards=named, facts=facts
+        )
     return group
 
 
-def recipe(**overlong: Any) -> Recipe:
+def recipe(reward: str = "verdict", **overlong: Any) -> Recipe:
     """The tests' recipe (16 new tokens) with an overlong cache of 8 tokens and the given settings."""
-    return parse_recipe(recipe_document("/m", algorithm={"overlong": {"cache": 8, **overlong}}))
+    return parse_recipe(recipe_document("/m", algorithm={"reward": reward, "overlong": {"cache": 8, **overlong}}))
 
 
 def answered_group(
@@ -61,6 +77,7 @@ def answered_group(
             started_at=0.0,
             finished_at=1.0,
         )
-        verdict = Verdict(group=name, index=index, outcome=outcome, score=0.0, answer=answer, facts=facts)
+        score = SCORES[outcome]
+        verdict = Verdict(group=name, index=index, outcome=outcome, score=score, answer=answer, facts=facts)
         group.verdicts[index] = verdict
     return group

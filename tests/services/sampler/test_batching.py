@@ -29,11 +29,35 @@ def test_window_measures_the_policy_before_filtering():
     assert metrics["tokens_per_second"] == pytest.approx(68 / 16)
 
 
+def test_window_measures_scores_and_named_rewards():
+    """A part without a verdict has no score in that verdict; the part of an unknown verdict may have one."""
+    window = Window(recipe("score", punishment=False))
+    rewards = [{"math": 0.0, "has-a-box": 1.0}, {"math": 1.0, "has-a-box": 0.0}, {"has-a-box": 0.5}, {}]
+    samples = ((W, 4, False, 3), (C, 4, False, 3), (U, 4, False, 3), (W, 4, False, 3))
+    window.judged(group_of(*samples, scores=(0.3, 0.9, 1.0, 0.0), rewards=rewards), "kept")
+    metrics = window.metrics()
+    assert metrics["score"] == pytest.approx(0.4)
+    assert metrics["reward"] == pytest.approx(-0.2), "2 s - 1"
+    assert metrics["accuracy"] == pytest.approx(1 / 3)
+    assert metrics["reward_math"] == pytest.approx(0.5)
+    assert metrics["reward_has_a_box"] == pytest.approx(0.5)
+    assert [metrics[f"groups_with_{n}_of_4_correct"] for n in range(5)] == [0, 1, 0, 0, 0]
+
+
+def test_rows_may_name_more_rewards_than_are_shown():
+    window = Window(recipe(punishment=False))
+    for number in range(100):
+        window.judged(group_of((C, 4, False, 3), rewards=[{"common": 1.0, f"of-row-{number}": 0.5}]), "kept")
+    named = [name for name in window.metrics() if name.startswith("reward_")]
+    assert len(named) == 32
+    assert "reward_common" in named
+
+
 def test_an_empty_window_has_no_means():
     window = Window(recipe(punishment=False))
     metrics = window.metrics()
     assert metrics["groups_kept"] == 0.0
-    assert not {"accuracy", "reward", "response_length", "truncated_share", "tokens_per_second"} & set(metrics)
+    assert not {"accuracy", "reward", "response_length", "truncated_share", "tokens_per_second", "score"} & set(metrics)
 
 
 def test_a_screened_out_group_counts_outside_the_histogram():

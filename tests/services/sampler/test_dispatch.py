@@ -12,6 +12,7 @@ from services.sampler.data import PromptsExhaustedError, load_splits
 from services.sampler.groups import GroupTable
 from services.sampler.queue.dispatch import Dispatcher, task_of
 from services.sampler.queue.starvation import Level
+from services.sampler.queue.state import starvation_of
 from services.sampler.service import SamplerService
 from services.settings import parse_recipe
 from services.streams.connection.functions import RedisFullError
@@ -180,6 +181,29 @@ def test_only_a_fault_of_a_training_prompt_drops_it(cause, lane, dropped):
     assert faulty_prompt(keys, letter) == dropped
 
 
+@pytest.mark.parametrize(("reward", "draws"), [("verdict", 8), ("score", 0)])
+async def test_no_pass_rate_is_asked_where_the_spread_filters(redis, run_id, reward, draws):
+    """Starvation level 2 draws by pass rate, and the levels above it include that."""
+    document = recipe_document("/none", algorithm={"reward": reward})
+    async with service_context(redis, run_id, document, "sampler") as context:
+        prompts = load_splits(context.record.recipe.data).train
+        transitions = await GroupTransitions.fenced(redis, RunKeys(run_id), "sampler")
+        dispatcher = Dispatcher(context, transitions, GroupTable(), prompts, SamplerState(cursor=0, next_group=0))
+        await dispatcher.dispatch(2, 1.0, 0, Level.PARTIAL, room=8)
+    assert dispatcher.state.draws == draws
+
+
+def test_the_level_of_pass_rates_is_skipped_by_spread():
+    document = recipe_document("/none", algorithm={"reward": "score"})
+    starvation = starvation_of(parse_recipe(document))
+    levels = set()
+    for _ in range(15 * 4):
+        starvation.group_judged()
+        starvation.update(0, "")
+        levels.add(starvation.level)
+    assert levels == {Level.NORMAL, Level.WIDEN}
+
+
 async def test_a_dropped_prompt_is_counted_once(redis, run_id):
     keys = RunKeys(run_id)
     document = recipe_document("/none", data={"train": 4})
@@ -196,10 +220,10 @@ async def test_a_dropped_prompt_is_counted_once(redis, run_id):
         def metric(cause):
             return REGISTRY.get_sample_value("penstock_dropped_prompts", {"run": run_id, "cause": cause})
 
-        assert dispatcher.metrics == {"prompts_too_long": 0, "prompts_refused": 0}
+        assert dispatcher.metrics == {"prompts_too_long": 0, "prompts_refused": 0, "prompts_unjudgeable": 0}
         for cause in ("too-long", "refused"):
             dispatcher.drop({prompts[0].id: cause, "of an older file": cause})
-            assert dispatcher.metrics == {"prompts_too_long": 1, "prompts_refused": 0}
+            assert dispatcher.metrics == {"prompts_too_long": 1, "prompts_refused": 0, "prompts_unjudgeable": 0}
             assert (metric("too-long"), metric("refused")) == (1, 0)
 
 

@@ -6,7 +6,7 @@ from prometheus_client import REGISTRY
 
 from services.contracts import Cause, Lane
 from services.sampler.data import load_splits
-from services.sampler.queue.dead_letters import DeadLetterWatch
+from services.sampler.queue.faults.dead_letters import DeadLetterWatch
 from services.sampler.queue.starvation import Level
 from services.sampler.queue.state import QueueState
 from services.streams.delivery.consumer import discard_entry
@@ -54,7 +54,7 @@ async def test_a_prompt_stays_dropped_after_any_number_of_letters(redis, run_id)
         second = await restarted()
         assert (metric("too-long"), metric("refused")) == (1, 1), "known before any letter is read"
         await DeadLetterWatch(second).release_groups()
-        assert second.dispatcher.metrics == {"prompts_too_long": 1, "prompts_refused": 1}
+        assert second.dispatcher.metrics == {"prompts_too_long": 1, "prompts_refused": 1, "prompts_unjudgeable": 0}
         await second.dispatcher.dispatch(2, 1.0, 0, Level.NORMAL)
         assert second.table.prompts_in_flight == {prompts[1].id, prompts[3].id}
         assert await redis.hgetall(keys.dropped) == {

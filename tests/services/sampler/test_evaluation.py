@@ -7,7 +7,7 @@ import pytest
 from prometheus_client import REGISTRY
 
 from services.cancellation import cancel_and_wait
-from services.contracts import Cause, EvaluationRecord, Lane, Outcome, PassAt, ProcessInfo, Prompt, Task
+from services.contracts import Cause, EvaluationRecord, Lane, Outcome, PassAt, ProcessInfo, Prompt, PromptResult, Task
 from services.sampler.evaluation.evaluator import Evaluator, HeldOut, held_out_sets, sampling_of, summarise
 from services.sampler.evaluation.progress import result_of
 from services.sampler.memory import RedisMemory
@@ -57,6 +57,31 @@ def test_a_record_without_known_verdicts_has_no_scores():
     unknown = [result_of(answered_group("g0", (U, ""), (U, "")))]
     record = summarise("after", HeldOut("x", (), 2), sampling_of(parse_recipe(recipe_document("/m"))), unknown, 0)
     assert (record.prompts, record.unknown, record.pass_at, record.majority) == (1, 2, (), None)
+
+
+def scored(name, *scores, rewards=()):
+    """An evaluated group whose responses have these scores (None: unknown verdicts) and named rewards."""
+    group = answered_group(name, *[(U if score is None else W, "") for score in scores])
+    for index, score in enumerate(scores):
+        changes = {"score": score or 0.0, "rewards": rewards[index] if rewards else {}}
+        group.verdicts[index] = group.verdicts[index].model_copy(update=changes)
+    return group
+
+
+def test_a_record_has_the_mean_score_and_that_of_each_reward():
+    rewards = [{"math": 0.5, "style": 1.0}, {"style": 0.0}]
+    groups = [scored("g0", 0.2, 0.6, rewards=rewards), scored("g1", 0.8, None), scored("g2", None, None)]
+    results = [PromptResult.model_validate_json(result_of(group).model_dump_json()) for group in groups]
+    assert [result.score for result in results] == [pytest.approx(0.4), 0.8, None]
+    settings = sampling_of(parse_recipe(recipe_document("/m")))
+    record = summarise("after", HeldOut("x", (), 2), settings, results, 0)
+    assert (record.score, record.score_standard_error) == (pytest.approx(0.6), pytest.approx(0.2))
+    assert record.rewards == {"math": 0.5, "style": 0.5}
+    assert record.accuracy == 0.0
+    nothing = summarise("after", HeldOut("x", (), 2), settings, results[2:], 0)
+    assert (nothing.score, nothing.score_standard_error, nothing.rewards) == (None, None, {})
+    older = PromptResult.model_validate({**results[0].model_dump(exclude={"score", "rewards"})})
+    assert summarise("after", HeldOut("x", (), 2), settings, [older], 0).score is None, "of an older release"
 
 
 def test_sets_of_a_recipe_and_their_samples():
