@@ -64,7 +64,30 @@ def extract(response: str, last_number: bool) -> Extraction | None:
     return _boxed(text) or _marked(text) or (_last_number(text) if last_number else None)
 
 
+def boxes(text: str) -> list[str]:
+    """The contents of all boxes of a text, in their order; none if one of them is not closed."""
+    found, truncated = _contents(text)
+    return [] if truncated else [box.strip() for box in found]
+
+
 def _boxed(text: str) -> Extraction | None:
+    found, truncated = _contents(text)
+    if truncated:
+        return Extraction("box", truncated, fault="truncated: the box is not closed")
+    if not found:
+        return None
+    last = found[-1].strip()
+    if not last or PLACEHOLDER.fullmatch(last):
+        return Extraction("box", last, fault="the last box is empty")
+    others = dict.fromkeys(box.strip() for box in found[:-1] if not PLACEHOLDER.fullmatch(box) and box.strip())
+    others.pop(last, None)
+    if len(others) > BOXES:
+        return Extraction("box", last, fault="several different boxes")
+    return Extraction("box", last, others=tuple(others))
+
+
+def _contents(text: str) -> tuple[list[str], str]:
+    """The contents of the outermost boxes, and what follows the start of one that is not closed."""
     found: list[str] = []
     end = 0
     truncated = ""
@@ -82,18 +105,7 @@ def _boxed(text: str) -> Extraction | None:
             if token is not None:
                 found.append(token[0].rstrip(".,;"))
                 end = token.end()
-    if truncated:
-        return Extraction("box", truncated, fault="truncated: the box is not closed")
-    if not found:
-        return None
-    last = found[-1].strip()
-    if not last or PLACEHOLDER.fullmatch(last):
-        return Extraction("box", last, fault="the last box is empty")
-    others = dict.fromkeys(box.strip() for box in found[:-1] if not PLACEHOLDER.fullmatch(box) and box.strip())
-    others.pop(last, None)
-    if len(others) > BOXES:
-        return Extraction("box", last, fault="several different boxes")
-    return Extraction("box", last, others=tuple(others))
+    return found, truncated
 
 
 def _marked(text: str) -> Extraction | None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from verifier.verifiers.base import Judgement, UndecidedError, bounded
 from verifier.verifiers.math.comparison import canonical, compare
-from verifier.verifiers.math.extraction import SURROGATE, Extraction, extract
+from verifier.verifiers.math.extraction import SURROGATE, Extraction, boxes, extract
 from verifier.verifiers.math.reading.notation import LONGEST, balanced, clean
 from verifier.verifiers.math.reading.prose import understand
 from verifier.verifiers.math.reading.whole import readable, readings, words
@@ -52,10 +52,12 @@ def _judged(text: str, expected: Expected, options: Mapping[str, Any]) -> Judgem
     if found.fault:
         return _wrong(_own_answer(found), f"{found.fault}; extracted {_shown(found.text)} from the {found.source}")
     correct, rule = _compared(expected, found.text, found.source == "answer line")
-    for other in found.others if correct else ():
-        if not _compared(expected, other, sentence=False)[0]:
-            correct, rule = False, f"several different boxes: also {_shown(other)}"
-            break
+    if found.others and not correct:
+        # One value of a list per box. A reference of one value never equals several.
+        correct = _compared(expected, ", ".join([*found.others, found.text]), sentence=False)[0]
+        rule = "equal values, one per box" if correct else rule
+    elif different := [other for other in found.others if not _compared(expected, other, sentence=False)[0]]:
+        correct, rule = False, f"several different boxes: also {_shown(different[0])}"
     wanted = canonical(expected.values[0])
     why = f"extracted {_shown(found.text)} from the {found.source}, compared with {_shown(wanted)}: {rule}"
     answer = wanted if correct else _own_answer(found)
@@ -81,7 +83,8 @@ def _answer_of(reference: Mapping[str, Any]) -> str:
     answer = reference["answer"]
     if isinstance(answer, bool) or not isinstance(answer, str | int | float):
         raise ValueError(f"reference answer: {answer!r} is not valid: {EXPECTED}")
-    return str(answer)
+    found = boxes(str(answer))
+    return ", ".join(found) if len(found) > 1 else str(answer)
 
 
 @dataclass(frozen=True)
