@@ -5,6 +5,7 @@ Must not print.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
 
@@ -34,9 +35,12 @@ class Api:
     def __exit__(self, *_: object) -> None:
         self._http.close()
 
-    def submit(self, recipe: dict[str, Any], run: str | None = None) -> dict[str, Any]:
-        """Submit a run; returns its view."""
-        found: dict[str, Any] = self._call("POST", "/v1/runs", {"recipe": recipe} | ({"id": run} if run else {}))
+    def submit(
+        self, recipe: dict[str, Any], run: str | None = None, files: Mapping[str, str] | None = None
+    ) -> dict[str, Any]:
+        """Submit a run with the texts of the files that its recipe names; returns its view."""
+        also: dict[str, Any] = ({"id": run} if run else {}) | ({"files": dict(files)} if files else {})
+        found: dict[str, Any] = self._call("POST", "/v1/runs", {"recipe": recipe} | also)
         return found
 
     def runs(self) -> list[dict[str, Any]]:

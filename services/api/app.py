@@ -17,6 +17,7 @@ from prometheus_fastapi_instrumentator.metrics import Info
 
 from services.api.dead_letters import add_dead_route
 from services.api.runs import add_run_routes
+from services.api.unknown_verdicts import add_unknown_route
 from services.api.views import ErrorResponse, Health, TargetGroup
 from services.metrics import API_SECONDS
 from services.settings import ClusterLimitsError, RecipeError
@@ -57,6 +58,7 @@ def create_app(redis: Redis) -> FastAPI:
     app.add_exception_handler(RequestValidationError, _reject)
     add_run_routes(app, redis, records)
     add_dead_route(app, redis, records)
+    add_unknown_route(app, redis, records)
     _add_probe_routes(app, redis, records)
     Instrumentator(should_group_status_codes=False, excluded_handlers=list(UNTIMED)).add(_measure).instrument(app)
     return app

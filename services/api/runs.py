@@ -12,6 +12,7 @@ from typing import Annotated, Any
 from fastapi import FastAPI, Query
 
 from services.api.addresses import checked_addresses
+from services.api.unknown_verdicts import last_views
 from services.api.views import (
     AcceptedRun,
     MetricsView,
@@ -25,7 +26,14 @@ from services.api.views import (
     WaitView,
 )
 from services.contracts import Closing, ProcessInfo
-from services.settings import Recipe, RecipeError, load_cluster_limits, parse_recipe
+from services.settings import (
+    Recipe,
+    RecipeError,
+    check_files,
+    check_reward_limits,
+    load_cluster_limits,
+    parse_recipe,
+)
 from services.settings.faults import invalid
 from services.storage.places import SHARED_FOLDERS
 from services.streams.connection.client import Redis
@@ -43,6 +51,7 @@ from services.waits import describe_wait
 
 EVENTS_SHOWN = 50
 EVALUATIONS_SHOWN = 1000
+UNKNOWN_SHOWN = 5
 
 
 def add_run_routes(app: FastAPI, redis: Redis, records: RunRecords) -> None:
@@ -80,14 +89,14 @@ def _add_changes(app: FastAPI, redis: Redis, records: RunRecords) -> None:
     @app.post("/v1/runs", status_code=201)
     async def submit(request: SubmitRequest) -> AcceptedRun:
         """Add a run; it starts as soon as the cluster has room. A plan above Redis' maxmemory is refused."""
-        recipe = checked_addresses(parse_recipe(request.recipe))
+        recipe = _checked(request)
         run = request.id or f"{recipe.name}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
         if run in SHARED_FOLDERS:
             raise RecipeError(invalid("id", run, f"another name; every run uses the folder {run}"))
         warnings = await compare_plan(redis, records, run, recipe)
         try:
             await erase(redis, RunKeys(run), None)  # what processes of an earlier release wrote of a deleted run
-            record = await records.create(run, recipe)
+            record = await records.create(run, recipe, request.files)
         except ValueError as error:
             raise RecipeError(str(error).removeprefix("run ")) from None  # the request's field is `id`
         return await _accept(redis, record, warnings)
@@ -126,6 +135,14 @@ def _add_changes(app: FastAPI, redis: Redis, records: RunRecords) -> None:
         """Change the number of rollout replicas while the run continues, within the cluster's limits."""
         _check_limits((await records.get(run)).recipe, "rollout", request.rollout)
         return await _view(redis, await records.scale(run, request.rollout))
+
+
+def _checked(request: SubmitRequest) -> Recipe:
+    """The recipe of a submission. Raises RecipeError for it, or for the files beside it."""
+    recipe = checked_addresses(parse_recipe(request.recipe))
+    check_files(recipe, request.files)
+    check_reward_limits(recipe)
+    return recipe
 
 
 def _check_limits(recipe: Recipe, field: str, replicas: int) -> None:
@@ -219,10 +236,12 @@ async def _view(redis: Redis, record: RunRecord) -> RunView:
         processes=processes,
         events=await event_log.last_events(EVENTS_SHOWN),
         alerts=await _alerts(redis, keys, processes),
+        unknown_verdicts=await last_views(redis, keys, UNKNOWN_SHOWN),
         evaluations=await event_log.last_evaluations(EVALUATIONS_SHOWN),
         export_path=record.export_path,
         summary=record.summary,
         pause_requested=record.pause_requested,
         resumptions=record.resumptions,
         resume_step=record.resume_step,
+        files=dict(record.files),
     )

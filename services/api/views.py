@@ -15,6 +15,7 @@ from services.contracts import (
     EvaluationRecord,
     Event,
     GroupCounts,
+    Lane,
     ProcessInfo,
     RunState,
     StepRecord,
@@ -30,9 +31,13 @@ class Request(BaseModel):
 
 
 class SubmitRequest(Request):
-    """A run to submit. `recipe` is validated by the same rules as `penstock validate`."""
+    """A run to submit. `recipe` is validated by the same rules as `penstock validate`.
+
+    `files`: the texts of the files beside it, by the names that its rewards give them, such as `./rewards.py`.
+    """
 
     recipe: dict[str, Any]
+    files: dict[str, str] = Field(default_factory=dict)
     id: str | None = Field(default=None, description="generated from the recipe's name if absent")
 
 
@@ -64,10 +69,26 @@ class RunSummary(BaseModel):
     closing: Closing | None
 
 
+class UnknownView(BaseModel):
+    """A verdict that is unknown, and why; `excerpt`: the last characters of the response."""
+
+    entry: str
+    at: float
+    lane: Lane
+    prompt: str | None
+    group: str
+    index: int
+    reason: str
+    excerpt: str
+
+
 class RunView(RunSummary):
     """All fields of a run. Times are Unix seconds; `events` are the last 50, `evaluations` the last 1,000.
 
-    `alerts`: conditions that need attention now: waits past their deadline, and why a starving run is paused.
+    `unknown_verdicts` are the last 5 with their reasons.
+
+    `alerts`: conditions that need attention now: waits past their deadline, and why a run paused by itself. `files`:
+    the files beside the recipe that it was submitted with, SHA-256 by name.
     """
 
     recipe: Recipe
@@ -79,12 +100,14 @@ class RunView(RunSummary):
     processes: list[ProcessInfo]
     events: list[Event]
     alerts: list[str]
+    unknown_verdicts: list[UnknownView]
     evaluations: list[EvaluationRecord]
     export_path: str | None
     summary: dict[str, Any] | None
     pause_requested: bool
     resumptions: int
     resume_step: int | None
+    files: dict[str, str]
 
 
 class AcceptedRun(RunView):

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from services.contracts import RunState
-from services.settings import ClusterLimits, ResourceRequest, resource_requests
+from services.settings import ClusterLimits, ResourceRequest
+from services.settings.cluster_limits import role_requests
 from services.streams.state.run_record import RunRecord
 
 
@@ -22,13 +23,22 @@ def shortage(limits: ClusterLimits, record: RunRecord, records: Iterable[RunReco
         if other.problem:
             continue  # nothing is placed for a run that this release cannot read
         before = other.state is RunState.QUEUED and (other.created_at, other.id) < (record.created_at, record.id)
-        waits = before and limits.shortage(_requests(other), {}) is None
+        waits = before and _alone(limits, other) is None
         holds = not other.state.ended and other.state is not RunState.QUEUED
         if other.id != record.id and (waits or holds):
             for role, processes in _requests(other).items():
                 others.setdefault(role, []).extend(processes)
-    return limits.shortage(_requests(record), others)
+    return _not_allowed(limits, record) or limits.shortage(_requests(record), others)
+
+
+def _alone(limits: ClusterLimits, record: RunRecord) -> str | None:
+    return _not_allowed(limits, record) or limits.shortage(_requests(record), {})
+
+
+def _not_allowed(limits: ClusterLimits, record: RunRecord) -> str:
+    """Why the cluster does not allow its rewards: the chart may have changed since it was submitted."""
+    return "; ".join(limits.reward_faults(record.recipe))
 
 
 def _requests(record: RunRecord) -> dict[str, list[ResourceRequest]]:
-    return resource_requests(record.recipe, record.rollout_replicas)
+    return role_requests(record.recipe, record.rollout_replicas)

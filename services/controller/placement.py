@@ -23,8 +23,10 @@ from services.retry import Retry
 from services.settings import ClusterLimitsError, load_cluster_limits
 from services.storage.errors import StoreOutageError
 from services.storage.hub.address import is_hub, is_pinned
-from services.storage.mirror import files_place
+from services.storage.kept_files import keep_files
+from services.storage.mirror import files_place, run_mirror
 from services.streams.state.heartbeat import live_processes
+from services.streams.state.rewards.reward_files import read_reward_files
 from services.streams.state.run_record import RunRecord
 
 R = TypeVar("R")
@@ -59,6 +61,9 @@ class Placement:
         record = await self._wait_for_room(record)
         if record.state is RunState.QUEUED:
             await context.change(RunState.STARTING, "placing services")
+            record = await context.current()
+        if record.state is RunState.STARTING and record.files:
+            await self._keep_files(record)
         if record.model_path is None:
             await context.event_log.write(
                 "preparing-model", record.recipe.model.package or str(record.recipe.model.path)
@@ -132,6 +137,19 @@ class Placement:
                     return None  # it was given room; if the limits were lowered since, its fleet shrinks
                 return shortage(limits, record, await self._context.records.active())
         return "the cluster does not report its free capacity"
+
+    async def _keep_files(self, record: RunRecord) -> None:
+        """Write the user's files into the run's folder and its store, where they stay when Redis has forgotten them."""
+        context = self._context
+        files = await read_reward_files(context.redis, record)
+
+        async def keep(_: RunRecord) -> list[str]:
+            return await asyncio.to_thread(keep_files, context.folder, run_mirror(context.run), files)
+
+        for text in await self._retried("files", "the run's files to be kept", record, keep):
+            await context.event_log.write("reward-file-differs", text)
+        digests = ", ".join(f"{name} {digest[:12]}" for name, digest in record.files.items())
+        await context.event_log.write("reward-files-kept", digests)
 
     async def _prepare(self, record: RunRecord) -> None:
         """Record the names of the model and of data on the hub, so that later processes get the same files."""

@@ -66,6 +66,7 @@ class RunKeys:
     run: str
 
     record = _Key()
+    reward_files = _Key()
     batches = _Key()
     steps = _Key()
     evaluations = _Key()
@@ -82,6 +83,8 @@ class RunKeys:
     weight_acks = _Key()
     manifest = _Key("weight-manifest")
     heartbeats = _Key()
+    judge_budget = _Key()
+    unknown = _Key()
 
     def __post_init__(self) -> None:
         if not RUN_ID.fullmatch(self.run):

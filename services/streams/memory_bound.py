@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from services.contracts import Lane, nucleus_limit
 from services.settings import LimitsSettings, Recipe
+from services.settings.rewards.files import MOST_BYTES, MOST_BYTES_TOGETHER
 from services.streams.delivery.validation import LARGEST_LETTER
 from services.streams.retention import DEAD_KEPT, EVENTS_KEPT, RELEASED_KEPT, WEIGHT_MESSAGES_KEPT
 
@@ -96,6 +97,7 @@ def footprint(recipe: Recipe) -> Footprint:
             "dropped prompts": prompts * DROPPED,
             "step records, or their groups that a resume reopened": _history(limits),
             "events, dead letters, weight messages": messages,
+            "files of rewards": min(MOST_BYTES_TOGETHER, MOST_BYTES * len(recipe.reward_files)),
         },
         _unsized(recipe, batches),
     )

@@ -13,5 +13,7 @@ RELEASED_KEPT = 512
 """Hashes of released groups, so that late results still find them."""
 DEAD_KEPT = 1024
 """Dead letters."""
+UNKNOWN_KEPT = 50
+"""Unknown verdicts with their reasons."""
 DELETIONS_KEPT = 1000
 """Ids of deleted runs."""

@@ -36,6 +36,7 @@ class HandApi:
     """An API whose runs have ended as soon as they are submitted."""
 
     submitted: list[Recipe]
+    files: list[dict[str, str]]
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -46,8 +47,9 @@ class HandApi:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def submit(self, recipe: dict[str, Any]) -> dict[str, Any]:
+    def submit(self, recipe: dict[str, Any], files: dict[str, str]) -> dict[str, Any]:
         HandApi.submitted.append(Recipe.model_validate(recipe))
+        HandApi.files.append(files)
         return {"id": "run-1"}
 
     def show(self, run: str) -> dict[str, Any]:
@@ -82,7 +84,7 @@ class HandApi:
 @pytest.fixture
 def api(monkeypatch: pytest.MonkeyPatch) -> type[HandApi]:
     """The API at any address."""
-    HandApi.submitted = []
+    HandApi.submitted, HandApi.files = [], []
     monkeypatch.setattr(client, "Api", HandApi)
     return HandApi
 
@@ -140,6 +142,31 @@ def test_data_file_with_its_own_verifiers_uses_paper_sampling(api: type[HandApi]
     [entry] = recipe.evaluation.sets
     assert (entry.source, entry.layout, entry.prompts) == ("parquet", "penstock", None)
     assert (recipe.evaluation.temperature, recipe.evaluation.top_p, recipe.evaluation_new_tokens) == (1.0, 0.7, 512)
+
+
+SCORE = "def score(*given):\n    return 1.0\n"
+
+
+def test_files_beside_the_recipe_are_submitted(api: type[HandApi], tmp_path: Path) -> None:
+    rows = {"name": "aime", "source": "jsonl", "path": "/aime.jsonl", "layout": "fields"}
+    sets = {"sets": [{**rows, "verifier": "python:./rewards.py:score"}]}
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe_document("/m", evaluation=sets)))
+    (tmp_path / "rewards.py").write_text(SCORE)
+    status, _, errors = penstock("eval", "/m", "--recipe", f"{tmp_path}/recipe.yaml", "--api", "http://there:1")
+    assert (status, api.files) == (0, [{"./rewards.py": SCORE}]), errors
+
+
+def test_a_file_of_this_folder_judges_a_data_file(
+    api: type[HandApi], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = ["--data", "/d.jsonl", "--verifier", "python:./rewards.py:score", "--api", "http://there:1"]
+    status, _, errors = penstock("eval", "/m", *given)
+    expected = f"expected a file in {tmp_path}, which has none of that name"
+    assert (status, api.submitted, expected in errors) == (2, [], True), errors
+    (tmp_path / "rewards.py").write_text(SCORE)
+    assert penstock("eval", "/m", *given)[0] == 0
+    assert api.files == [{"./rewards.py": SCORE}]
 
 
 def test_only_json_is_printed_on_standard_output(api: type[HandApi]) -> None:

@@ -5,6 +5,7 @@ Must not start a stack: the tests end the run through its record.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import subprocess
 import sys
@@ -163,3 +164,32 @@ def test_an_api_that_never_starts_is_one_line(gateway: LateApi, recipe: Path) ->
     assert done.returncode == 2
     assert done.stderr.startswith("penstock: ")
     assert gateway.url in done.stderr
+
+
+REWARDS = {
+    "rewards.py": "from words import WORDS\n\ndef score(*given):\n    return 1.0\n",
+    "words.py": "WORDS = ('yes', 'no')\n",
+}
+
+
+def test_a_run_keeps_its_copy_of_the_files(gateway: LateApi, tmp_path: Path, run_id: str) -> None:
+    """Neither an edited file nor a second submission under the same id changes it."""
+    data = {"source": "jsonl", "path": "/rows.jsonl", "layout": "fields", "options": {}}
+    document = recipe_document(
+        "/model", data={**data, "verifier": "python:./rewards.py:score"}, verifier={"files": ["./words.py"]}
+    )
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(json.dumps(document))
+    for name, text in REWARDS.items():
+        (tmp_path / name).write_text(text)
+    gateway.start()
+    gateway.until_ready()
+    done = penstock("submit", str(recipe), "--id", run_id, "--api", gateway.url)
+    assert (done.returncode, done.stdout) == (0, f"{run_id}\n"), done.stderr
+    digests = {f"./{name}": hashlib.sha256(text.encode()).hexdigest() for name, text in REWARDS.items()}
+    (tmp_path / "rewards.py").write_text("def score(*given):\n    return 0.0\n")
+    again = penstock("submit", str(recipe), "--id", run_id, "--api", gateway.url)
+    assert (again.returncode, "expected an id that is not in use" in again.stderr) == (2, True)
+    assert httpx.get(f"{gateway.url}/v1/runs/{run_id}", timeout=20).json()["files"] == digests
+    shown = json.loads(penstock("show", run_id, "--api", gateway.url).stdout)
+    assert shown["files"] == {name: digest[:12] for name, digest in digests.items()}

@@ -51,8 +51,8 @@ VerifierOption = Annotated[
     str | None,
     typer.Option(
         "--verifier",
-        help="With --data: the verifier (math, answer-line or pattern) of rows with a question and an answer; "
-        "default: each row has a question, a verifier and a reference.",
+        help="With --data: the verifier (math, answer-line, pattern, or python:./FILE.py:FUNCTION of this folder) of "
+        "rows with a question and an answer; default: each row has a question, a verifier and a reference.",
     ),
 ]
 FormatOption = Annotated[
@@ -95,6 +95,7 @@ def evaluate(
     runs: RunsOption = DEFAULT_RUNS,
 ) -> None:
     """Evaluate a model: avg@k, pass@k and maj@k with standard errors, on the sets of a recipe or on a file."""
+    from deploy.cli.recipe_files import read_files
     from deploy.local.preflight import StackError
 
     asked = {"samples": samples, "temperature": temperature, "top_p": top_p, "max_new_tokens": max_new_tokens}
@@ -105,8 +106,9 @@ def evaluate(
                 f"--data: {str(data)!r} is not valid: expected an existing .jsonl, .csv or .parquet file, or folder"
             )
         wanted = evaluation_recipe(document, model, max_model_len, prompts, asked)
+        files = read_files(wanted, Path() if recipe is None else recipe.parent)
         with redirect_stdout(sys.stderr) if as_json else nullcontext():
-            view = _local(wanted, redis, port, runs) if api is None else _remote(wanted, api)
+            view = _local(wanted, files, redis, port, runs) if api is None else _remote(wanted, files, api)
         _print_scores(view, as_json)
     raise typer.Exit(0 if view["state"] == "succeeded" else EXIT_FAILED)
 
@@ -187,25 +189,25 @@ def _first_prompts(data: dict[str, Any], prompts: int | None) -> dict[str, Any]:
     return data | {"held_out": data["held_out"] - cut, "train": train}
 
 
-def _local(recipe: Recipe, redis: str | None, port: int, runs: Path) -> dict[str, Any]:
+def _local(recipe: Recipe, files: dict[str, str], redis: str | None, port: int, runs: Path) -> dict[str, Any]:
     """Run the recipe on a new stack; returns the run's last view."""
     views: list[dict[str, Any]] = []
 
     def work(stack: Any) -> None:
         with open_api(stack.api) as client:
-            views.append(_submit_and_follow(client, recipe, stack.check_alive))
+            views.append(_submit_and_follow(client, recipe, files, stack.check_alive))
 
     with_stack(work, redis=redis, port=port, runs=runs, recipe=recipe)
     return views[0]
 
 
-def _remote(recipe: Recipe, api: str) -> dict[str, Any]:
+def _remote(recipe: Recipe, files: dict[str, str], api: str) -> dict[str, Any]:
     with open_api(api) as client:
-        return _submit_and_follow(client, recipe, lambda: None)
+        return _submit_and_follow(client, recipe, files, lambda: None)
 
 
-def _submit_and_follow(client: Api, recipe: Recipe, check: Callable[[], None]) -> dict[str, Any]:
-    run = str(client.submit(recipe.model_dump(mode="json"))["id"])
+def _submit_and_follow(client: Api, recipe: Recipe, files: dict[str, str], check: Callable[[], None]) -> dict[str, Any]:
+    run = str(client.submit(recipe.model_dump(mode="json"), files=files)["id"])
     print_line(f"run {run} submitted")
     with cancelled_on_interrupt(client, run):
         view, _ = follow(client, run, check)

@@ -28,6 +28,8 @@ from deploy.cli.terminal import plain, print_line
 
 DELETION_S = 600.0
 """How long `delete` waits for the controller."""
+SHOWN_DIGEST = 12
+"""Characters of a file's digest."""
 
 
 def runs(api: ApiOption = DEFAULT_API) -> None:
@@ -42,7 +44,9 @@ def runs(api: ApiOption = DEFAULT_API) -> None:
 def show(run: RunArgument, api: ApiOption = DEFAULT_API) -> None:
     """Print a run's state, settings and results as JSON."""
     with reported_errors(), open_api(api) as client:
-        print_line(json.dumps(client.show(run), indent=2))
+        view = client.show(run)
+        files = {name: digest[:SHOWN_DIGEST] for name, digest in view.get("files", {}).items()}
+        print_line(json.dumps(view | {"files": files}, indent=2))
 
 
 def watch(run: RunArgument, api: ApiOption = DEFAULT_API) -> None:

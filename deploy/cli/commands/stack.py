@@ -51,13 +51,13 @@ def demo(
     recipe: DemoRecipeOption = None,
 ) -> None:
     """Start the stack, train the packaged model on sums, and show how its held-out accuracy changed."""
-    from services.settings import load_recipe
+    from deploy.cli.recipe_files import load_with_files
 
     with reported_errors():
-        loaded = load_recipe(recipe or demo_recipe())
+        loaded, files = load_with_files(recipe or demo_recipe())
         succeeded: list[bool] = []
         with_stack(
-            lambda stack: succeeded.append(_demonstrate(stack, loaded)),
+            lambda stack: succeeded.append(_demonstrate(stack, loaded, files)),
             redis=redis,
             port=port,
             runs=runs,
@@ -71,14 +71,14 @@ def demo_recipe() -> Path:
     return Path(__file__).resolve().parents[2] / "recipes" / "smollm2-chain-sum.yaml"
 
 
-def _demonstrate(stack: LocalStack, recipe: Recipe) -> bool:
+def _demonstrate(stack: LocalStack, recipe: Recipe, files: dict[str, str]) -> bool:
     """Submit the recipe, follow the run, print and draw its results. Returns whether the run succeeded."""
     from deploy.cli.curves import draw_curves
     from deploy.cli.progress import closing_table
 
     with open_api(stack.api) as client:
         cancel_unfinished(client, recipe.name)
-        submitted = client.submit(recipe.model_dump(mode="json"))
+        submitted = client.submit(recipe.model_dump(mode="json"), files=files)
         print_warnings(submitted)
         run = str(submitted["id"])
         print_line(f"run {run} submitted; `penstock watch {run} --api {stack.api}` follows it from another terminal")

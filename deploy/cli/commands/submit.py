@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -46,19 +47,19 @@ def submit(
     ] = 86400.0,
 ) -> None:
     """Submit a run and print its id."""
-    from services.settings import load_recipe
+    from deploy.cli.recipe_files import load_with_files
 
     ends = time.monotonic() + timeout
     with reported_errors(), open_api(api) as client:
-        loaded = load_recipe(recipe)
+        loaded, files = load_with_files(recipe)
         document = loaded.model_dump(mode="json")
         if not wait:
-            view = client.submit(document, run)
+            view = client.submit(document, run, files)
             print_warnings(view)
             print_line(view["id"])
             return
         submitted = run or f"{loaded.name}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
-        _submit_in_time(client, document, submitted, ends)
+        _submit_in_time(lambda: client.submit(document, submitted, files), client, submitted, ends)
         print_line(submitted)
         try:
             view, _ = follow(client, submitted, lambda: _check_time(ends))
@@ -71,7 +72,7 @@ def submit(
     raise typer.Exit(0 if view["state"] == "succeeded" else EXIT_FAILED)
 
 
-def _submit_in_time(client: Api, document: dict[str, Any], run: str, ends: float) -> None:
+def _submit_in_time(submit: Callable[[], dict[str, Any]], client: Api, run: str, ends: float) -> None:
     """Submit as soon as the API answers; it may start after this command. Raises ApiUnreachableError when late."""
     from deploy.cli.client import ApiUnreachableError
 
@@ -80,7 +81,7 @@ def _submit_in_time(client: Api, document: dict[str, Any], run: str, ends: float
         try:
             # The API may have handled a request whose answer was lost.
             if not (unanswered and any(view["id"] == run for view in client.runs())):
-                print_warnings(client.submit(document, run))
+                print_warnings(submit())
             return
         except ApiUnreachableError as error:
             if time.monotonic() > ends:

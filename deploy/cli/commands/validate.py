@@ -19,9 +19,10 @@ def validate(
     recipe: Annotated[Path | None, typer.Argument(metavar="RECIPE", help="Recipe file, YAML or JSON.")] = None,
     schema: Annotated[bool, typer.Option("--schema", help="Print the JSON schema of recipes instead.")] = False,
 ) -> None:
-    """Check a recipe without starting anything."""
+    """Check a recipe, with the files beside it that it names, without starting anything."""
+    from deploy.cli.recipe_files import load_with_files
     from services.api.addresses import checked_addresses
-    from services.settings import Recipe, RecipeError, load_recipe
+    from services.settings import Recipe, RecipeError
 
     if schema:
         print_line(json.dumps(Recipe.model_json_schema(), indent=2))
@@ -29,5 +30,7 @@ def validate(
     with reported_errors():
         if recipe is None:
             raise RecipeError("RECIPE: missing: expected a YAML or JSON file, or --schema")
-        loaded = checked_addresses(load_recipe(recipe))
-        print_line(f"{recipe}: valid; run {loaded.name!r}, {loaded.limits.rollout_steps} rollout steps")
+        loaded, files = load_with_files(recipe)
+        checked_addresses(loaded)
+        with_files = f", with {', '.join(files)}" if files else ""
+        print_line(f"{recipe}: valid; run {loaded.name!r}, {loaded.limits.rollout_steps} rollout steps{with_files}")

@@ -100,7 +100,16 @@ def unpack(key: str, fields: dict[bytes, bytes]) -> SamplePayload:
             nuclei=nuclei,
         )
     except (KeyError, ValueError) as error:
-        raise PayloadMissingError(f"payload {key} is missing or damaged: {error!r}") from error
+        raise PayloadMissingError(f"{_damage(key)}{error!r}") from error
+
+
+def _damage(key: str) -> str:
+    return f"payload {key} is missing or damaged: "
+
+
+def is_damage(key: str, reason: str) -> bool:
+    """Whether `reason`, that of an unknown verdict, is one of `fetch_texts` for the payload under `key`."""
+    return reason.startswith(_damage(key))
 
 
 async def fetch(redis: Redis, keys: list[str]) -> tuple[dict[str, SamplePayload], dict[str, str]]:
@@ -133,7 +142,7 @@ async def fetch_texts(redis: Redis, keys: list[str]) -> tuple[dict[str, str], di
         try:
             texts[key] = _text(text, crc)
         except ValueError as error:
-            damaged[key] = f"payload {key} is missing or damaged: {error}"
+            damaged[key] = f"{_damage(key)}{error}"
     return texts, damaged
 
 

@@ -265,7 +265,7 @@ class GroupTransitions(RoleOwner):
         return bool(reclaimed)
 
     async def mark_starved(self, why: str) -> None:
-        """Record that the run has to pause for lack of kept groups. Raises FencedError."""
+        """Record that the run has to pause, for lack of kept groups or of verdicts. Raises FencedError."""
         await self._call(
             "mark_starved",
             starved_key=self._keys.starved,

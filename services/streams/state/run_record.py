@@ -41,7 +41,8 @@ class RunRecord:
     `resumptions`: how often the run was resumed after it had ended; `resume_step`: the rollout step that the last
     resumption named, None for the last committed one. `closing`: see Closing; `closed_at`: when it was closed so (Unix
     seconds); `delete_files`: a deletion includes the run's files. `place`: where its files are durable (see
-    services.storage.mirror); "" of an earlier release, or before it was started.
+    services.storage.mirror); "" of an earlier release, or before it was started. `files`: the files beside the recipe
+    that it was submitted with, SHA-256 by name (services.streams.state.rewards.reward_files has their texts).
     """
 
     id: str
@@ -62,6 +63,7 @@ class RunRecord:
     delete_files: bool = False
     place: str = ""
     inputs: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def active(self) -> bool:
@@ -84,10 +86,7 @@ class RunRecord:
     @property
     def pinned_recipe(self) -> Recipe:
         """The recipe with the `inputs` in place of what it names on the hub. Raises UnreadableRunError."""
-        recipe = self.recipe
-        sets = tuple(_pinned(source, self.inputs) for source in recipe.evaluation.sets)
-        evaluation = recipe.evaluation.model_copy(update={"sets": sets})
-        return recipe.model_copy(update={"data": _pinned(recipe.data, self.inputs), "evaluation": evaluation})
+        return pinned(self.recipe, self.inputs)
 
     @property
     def problem(self) -> str:
@@ -102,6 +101,13 @@ class RunRecord:
     def reason(self) -> str:
         """Why the run is in its state."""
         return self.history[-1].reason if self.history else ""
+
+
+def pinned(recipe: Recipe, inputs: Mapping[str, str]) -> Recipe:
+    """The recipe with the names of `inputs` in place of the data that it names on the hub."""
+    sets = tuple(_pinned(source, inputs) for source in recipe.evaluation.sets)
+    evaluation = recipe.evaluation.model_copy(update={"sets": sets})
+    return recipe.model_copy(update={"data": _pinned(recipe.data, inputs), "evaluation": evaluation})
 
 
 def decode_record(run: str, fields: dict[bytes, bytes]) -> RunRecord:
@@ -134,6 +140,7 @@ def _decoded(run: str, fields: dict[bytes, bytes]) -> RunRecord:
         delete_files=text.get("delete_files") == "1",
         place=text.get("place", ""),
         inputs=json.loads(text.get("inputs", "{}")),
+        files=json.loads(text.get("files", "{}")),
     )
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
-from services.contracts import Closing, Fence, RunState, Transition
+from services.contracts import Closing, Fence, RewardDigests, RunState, Transition
 from services.settings import Recipe
 from services.streams.connection.client import Redis
 from services.streams.connection.functions import FencedError, call
@@ -98,6 +98,24 @@ def _flat(fields: Mapping[str, str]) -> list[str]:
     return list(chain.from_iterable(fields.items()))
 
 
+def _new_fields(
+    recipe: Recipe, replicas: int, history: Sequence[Transition], files: Mapping[str, str]
+) -> dict[str, str]:
+    """The fields of a new record. `files`: the digests of the user's files, by name."""
+    return {
+        "recipe": recipe.model_dump_json(),
+        "state": history[-1].state.value,
+        "rollout_replicas": str(replicas),
+        "history": f"[{','.join(change.model_dump_json() for change in history)}]",
+        **_given(files=json.dumps(dict(files)) if files else ""),
+    }
+
+
+def _given(**fields: str) -> dict[str, str]:
+    """Those of the fields that are not empty."""
+    return {name: value for name, value in fields.items() if value}
+
+
 @dataclass(frozen=True)
 class ResumeChanges:
     """How to resume a run that ended: from an older step's checkpoint, with other numbers; None: unchanged."""
@@ -120,11 +138,15 @@ class RunRecords:
         self._redis = redis
         self._unreadable: set[str] = set()
 
-    async def create(self, run: str, recipe: Recipe) -> RunRecord:
-        """Add a queued run. Raises ValueError for an id in use or not valid, RedisFullError."""
-        now = time.time()
+    async def create(self, run: str, recipe: Recipe, files: Mapping[str, str] | None = None) -> RunRecord:
+        """Add a queued run, with the texts of the recipe's files by name.
+
+        Raises ValueError for an id in use or not valid, RedisFullError.
+        """
+        now, texts = time.time(), files or {}
         first = Transition(state=RunState.QUEUED, at=now, reason="submitted")
-        if not await self._create(run, now, recipe, recipe.rollout.replicas, [first]):
+        fields = _new_fields(recipe, recipe.rollout.replicas, [first], RewardDigests.of(texts).files)
+        if not await self._create(run, now, fields, texts):
             raise ValueError(f"run id: {run!r} is not valid: expected an id that is not in use")
         return await self.get(run)
 
@@ -134,28 +156,21 @@ class RunRecords:
         if any(fields[b"m"] == deleted for _, fields in await self._redis.xrevrange(DELETED_RUNS)):
             return False
         failed = Transition(state=RunState.FAILED, at=time.time(), reason=reason)
-        history = [*record.history, failed]
-        replicas = record.rollout_replicas
-        return await self._create(record.id, record.created_at, record.recipe, replicas, history, record.place)
+        fields = _new_fields(record.recipe, record.rollout_replicas, [*record.history, failed], record.files)
+        return await self._create(record.id, record.created_at, fields | _given(place=record.place), {})
 
-    async def _create(
-        self, run: str, created_at: float, recipe: Recipe, replicas: int, history: Sequence[Transition], place: str = ""
-    ) -> bool:
-        fields = {
-            "recipe": recipe.model_dump_json(),
-            "state": history[-1].state.value,
-            "rollout_replicas": str(replicas),
-            "history": f"[{','.join(change.model_dump_json() for change in history)}]",
-        } | ({"place": place} if place else {})
+    async def _create(self, run: str, created_at: float, fields: Mapping[str, str], texts: Mapping[str, str]) -> bool:
         created = await call(
             self._redis,
             "create_record",
             record_key=RunKeys(run).record,
             runs_key=RUNS,
             active_key=ACTIVE_RUNS,
+            files_key=RunKeys(run).reward_files,
             run=run,
             created_at=repr(created_at),
             field_list=_flat(fields),
+            file_list=_flat(texts),
         )
         return bool(created)
 
@@ -347,7 +362,7 @@ class RunRecords:
 
 
 async def is_paused(redis: Redis, keys: RunKeys) -> bool:
-    """Whether a pause was requested, or the run is starved and waits to be resumed."""
+    """Whether a pause was requested, or the run starves or is not judged, and waits to be resumed."""
     state, requested = await redis.hmget(keys.record, "state", "pause_requested")
     starved = await redis.exists(keys.starved)
     return bool(starved) or requested == b"1" or state == RunState.PAUSED.value.encode()

@@ -163,7 +163,7 @@ async def test_probes_metrics_and_targets(api, redis, run_id):
 async def test_every_route_is_documented(api):
     document = (await api.get("/openapi.json")).json()
     routes = [route for methods in document["paths"].values() for route in methods.values()]
-    assert len(routes) == 15
+    assert len(routes) == 16
     assert all(route.get("description") for route in routes)
 
 

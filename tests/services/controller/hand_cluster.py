@@ -76,13 +76,13 @@ class HandCluster:
 
 
 @asynccontextmanager
-async def controlled(redis, run, tmp_path, cluster=None, **sections):
+async def controlled(redis, run, tmp_path, cluster=None, files=None, **sections):
     """A submitted run under a controller that sees no other run."""
     records = RunRecords(redis)
     for record in await records.active():
         if not record.state.ended:
             await records.transition(record.id, RunState.CANCELLED, "left by another test")
-    await records.create(run, parse_recipe(recipe_document("/model", **sections)))
+    await records.create(run, parse_recipe(recipe_document("/model", **sections)), files)
     cluster = cluster or HandCluster(run)
     stopping = asyncio.Event()
     loop = asyncio.create_task(Controller(redis, cluster, tmp_path).run(stopping))

@@ -195,3 +195,32 @@ async def test_a_running_run_is_resumed_after_limits_were_lowered(redis, run_id,
         assert cluster.requests == [], "a new run has no room"
         await records.transition(run_id, RunState.RUNNING, "as the previous controller left it")
         await until(lambda: any(request.startswith("start ") for request in cluster.requests))
+
+
+def judged_by(record, reward):
+    data = {"source": "jsonl", "path": "/data.jsonl", "layout": "fields", "verifier": reward}
+    document = record.recipe.model_dump(mode="json")
+    document["data"] |= data
+    return replace(record, stored_recipe=parse_recipe(document).model_dump_json().encode())
+
+
+def test_a_run_waits_for_what_its_rewards_need():
+    programs = judged_by(record("a"), "code")
+    assert shortage(limits(), programs, [programs]) == (
+        "data.verifier: 'code' is not valid: expected another reward, because the chart's verifierCode.maxReplicas is 0"
+    )
+    enabled = limits(verifier_code={"pods": 1, "cpus": 2, "gpus": 0})
+    assert shortage(enabled, programs, [programs]) is None
+    service = judged_by(record("a"), "https://rewards.internal/score")
+    assert "verifier.rewardHosts" in shortage(limits(), service, [service])
+    later = record("b", at=2.0, replicas=6)
+    assert shortage(limits(), later, [service, later]) is None, "what is not allowed does not block later runs"
+
+
+def test_runs_with_programs_share_only_their_own_pods():
+    enabled = limits(verifier_code={"pods": 1, "cpus": 0.1, "gpus": 0})
+    running = judged_by(record("a", RunState.RUNNING), "code")
+    assert shortage(enabled, record("b"), [running]) is None
+    second = judged_by(record("b"), "code")
+    assert shortage(enabled, second, [running]).startswith("verifier-code: 1 x 0.1 CPUs, 0 GPUs have no room")
+    assert shortage(enabled, second, [running]).endswith("(verifierCode.maxReplicas)")

@@ -5,6 +5,7 @@ Must not be used outside tests.
 
 from __future__ import annotations
 
+import copy
 from typing import Any, NamedTuple
 
 from services.contracts import Closing, Lane, ProcessInfo, Release, RunState, Sample, WeightPlan
@@ -19,6 +20,7 @@ from services.streams.state.events import EventLog
 from services.streams.state.group_state import trim_released
 from services.streams.state.heartbeat import Heartbeat
 from services.streams.state.ownership import become_owner
+from services.streams.state.rewards.judge_budget import SharedBudget
 from services.streams.state.rewind import ReopenedGroup, Rewind
 from services.streams.state.runs import OWNER, RunRecords
 from tests.harness.small_run import recipe_document
@@ -77,7 +79,7 @@ async def release_batch(run):
 
 async def create_record(run):
     recipe = parse_recipe(recipe_document("/none"))
-    return lambda: RunRecords(run.redis).create(run.keys.run, recipe)
+    return lambda: RunRecords(run.redis).create(run.keys.run, recipe, {"./rewards.py": "def score(): ..."})
 
 
 async def closed(run):
@@ -130,6 +132,12 @@ async def append_fenced(run):
 async def announce_process(run):
     info = ProcessInfo(id="p", service="rollout", run=run.keys.run, host="h", pid=1, metrics="h:1")
     return lambda: Heartbeat(run.redis, info).update(state="ready")
+
+
+async def take_budget(run):
+    budget = SharedBudget(run.redis, run.keys, "v0", "judge", max_requests=3, max_tokens=300)
+    # What a process stores is its total, so a repetition of the same call stores the same.
+    return lambda: SharedBudget._change(copy.copy(budget), 1, 100, budget._most)
 
 
 async def publish_batch(run):
@@ -266,6 +274,7 @@ CASES = {
     "store_posteriors": Case(stored_posteriors, "sampler"),
     "finish_rewind": Case(finished_rewind, "sampler"),
     "set_fenced": Case(set_fenced, "learner"),
+    "take_budget": Case(take_budget),
     "trim": Case(trimmed),
     "trim_released": Case(trimmed_groups),
     "unlink_closed": Case(unlink_closed),

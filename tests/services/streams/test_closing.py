@@ -30,7 +30,7 @@ RECIPE = parse_recipe(recipe_document("/model"))
 
 async def ended(redis, run, state=RunState.FAILED):
     records = RunRecords(redis)
-    await records.create(run, RECIPE)
+    await records.create(run, RECIPE, {"./rewards.py": "def score(): ..."})
     await records.transition(run, state, "test")
     return records
 
@@ -165,6 +165,7 @@ async def test_an_expired_run_keeps_what_users_read(redis, run_id):
     left = await names(redis, run_id)
     assert left == ["counters", "epoch:learner", "epoch:sampler", "events", "pending", "policy", "record", "steps"]
     assert await (await DrivenRun.open(redis, keys)).counts() == counts
+    assert [*(await RunRecords(redis).get(run_id)).files] == ["./rewards.py"], "its digest is in the record"
 
 
 async def test_a_run_with_live_processes_is_not_deleted(redis, run_id, monkeypatch):
@@ -218,6 +219,7 @@ async def test_a_run_that_succeeded_keeps_what_is_said(redis, run_id):
         "policy",
         "queue",
         "record",
+        "reward-files",
         "sampler-state",
         "steps",
     ]

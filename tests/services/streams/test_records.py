@@ -1,6 +1,7 @@
 """A run's record changes in one step: fenced, repeatable, and while Redis is full."""
 
 import asyncio
+import hashlib
 import json
 import time
 
@@ -12,6 +13,7 @@ from services.streams.connection.functions import FencedError, RedisFullError, c
 from services.streams.keys import ACTIVE_RUNS, RUNS, RunKeys
 from services.streams.state.events import EventLog
 from services.streams.state.ownership import become_owner
+from services.streams.state.rewards.reward_files import RewardFileError, read_reward_files
 from services.streams.state.runs import (
     ACTIVE_WORDS,
     EndedRunError,
@@ -107,10 +109,12 @@ async def test_creation_is_whole_and_can_be_repeated(redis, records, run_id):
     with pytest.raises(ValueError, match="in use"):
         await records.create(run_id, RECIPE)
     created = (await redis.hget(RunKeys(run_id).record, "created_at")).decode()
-    again = {"record_key": RunKeys(run_id).record, "runs_key": RUNS, "active_key": ACTIVE_RUNS}
-    fields = ["state", "lost reply"]
-    assert await call(redis, "create_record", **again, run=run_id, created_at=created, field_list=fields) == 1
+    keys = RunKeys(run_id)
+    again = {"record_key": keys.record, "runs_key": RUNS, "active_key": ACTIVE_RUNS, "files_key": keys.reward_files}
+    lists = {"field_list": ["state", "lost reply"], "file_list": ["./rewards.py", "lost reply"]}
+    assert await call(redis, "create_record", **again, run=run_id, created_at=created, **lists) == 1
     assert (await records.get(run_id)).state is RunState.QUEUED
+    assert not await redis.exists(keys.reward_files)
     await redis.zadd(RUNS, {f"{run_id}-announced": 1.0})
     assert run_id in [record.id for record in await records.all()]
 
@@ -291,3 +295,47 @@ async def test_a_run_resumes_with_other_ranks_and_replicas(records, run_id):
     with pytest.raises(RunStateError, match="cancel it first"):
         await records.resume(run_id, ResumeChanges(learner_ranks=2))
     assert (await records.get(run_id)).recipe.learner.ranks == 3
+
+
+FILES = {"./rewards.py": "def score(): ...\n# é\r\n", "./rubric.md": "Is it right?"}
+
+
+async def test_the_files_of_a_run_are_stored_with_its_record(redis, run_id):
+    records = RunRecords(redis)
+    record = await records.create(run_id, RECIPE, FILES)
+    digests = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in FILES.items()}
+    assert record.files == digests
+    assert await read_reward_files(redis, record) == FILES
+    with pytest.raises(ValueError, match="in use"):
+        await records.create(run_id, RECIPE, {"./rewards.py": "def score(): return 1", "./other.py": ""})
+    again = await records.get(run_id)
+    assert (again.files, await read_reward_files(redis, again)) == (digests, FILES)
+    await records.transition(run_id, RunState.FAILED, "test")
+    resumed = await records.resume(run_id, ResumeChanges(learner_ranks=2))
+    assert (resumed.files, await read_reward_files(redis, resumed)) == (digests, FILES)
+
+
+async def test_a_run_without_files_has_none(redis, records, run_id):
+    record = await records.get(run_id)
+    assert (record.files, await read_reward_files(redis, record)) == ({}, {})
+    assert not await redis.exists(RunKeys(run_id).reward_files)
+
+
+async def test_a_file_that_is_missing_or_differs_is_named(redis, run_id):
+    record = await RunRecords(redis).create(run_id, RECIPE, FILES)
+    key = RunKeys(run_id).reward_files
+    await redis.hset(key, "./rubric.md", "Is it short?")
+    expected = f"^run '{run_id}': its file './rubric.md' is not the one that was submitted: its SHA-256 in Redis is "
+    with pytest.raises(RewardFileError, match=f"{expected}.* has {record.files['./rubric.md']}$"):
+        await read_reward_files(redis, record)
+    await redis.hdel(key, "./rubric.md")
+    with pytest.raises(RewardFileError, match=r"its file '\./rubric\.md' is no longer in Redis"):
+        await read_reward_files(redis, record)
+
+
+async def test_a_lost_run_keeps_the_digests_of_its_files(redis, run_id):
+    records = RunRecords(redis)
+    record = await records.create(run_id, RECIPE, FILES)
+    await redis.unlink(RunKeys(run_id).record, RunKeys(run_id).reward_files)
+    assert await records.restore_failed(record, "Redis lost it")
+    assert (await records.get(run_id)).files == record.files

@@ -13,7 +13,7 @@ import pytest
 
 from deploy.cli.commands.evaluate import _model
 from deploy.local.preflight import StackError, check_model
-from services.sampler.data import load_set, load_splits
+from services.sampler.data import load_evaluated, load_splits
 from services.sampler.data.rows import DataError
 from services.settings import DataSettings, EvaluationSet, parse_recipe
 from services.storage import models
@@ -48,10 +48,10 @@ def test_questions_are_read_from_the_store(store: S3Server, tmp_path: Path) -> N
     pq.write_table(pa.Table.from_pylist(rows[:3]), tmp_path / "set/test-00000-of-00001.parquet")
     put_folder(parse_address(url("data/aime"), "x"), tmp_path / "set")
     stored = EvaluationSet(name="aime", source="hf", path=url("data/aime"), split="test", layout="fields")
-    assert len(load_set(stored, None)) == 3
+    assert len(load_evaluated(None, (stored,)).sets["aime"]) == 3
     gone = stored.model_copy(update={"path": url("data/gone")})
     with pytest.raises(DataError, match=r"evaluation\.sets 'aime'\.path: 's3://.*/data/gone' is not valid"):
-        load_set(gone, None)
+        load_evaluated(None, (gone,))
 
 
 def test_model_of_a_recipe_is_checked_before_the_start(store: S3Server, tmp_path: Path) -> None:

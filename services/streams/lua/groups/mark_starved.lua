@@ -1,4 +1,4 @@
--- Record that a run has to pause for lack of kept groups. When it is resumed, judged groups are counted from here.
+-- Record that a run has to pause, for lack of kept groups or of verdicts. When it is resumed, judged groups are counted from here.
 local epoch_key, starved_key, queue_key, counters_key = unpack(keys)
 local fence, reason = unpack(args)
 
