@@ -19,6 +19,10 @@ from deploy.cli.commands.replay import replay
 from deploy.cli.commands.submit import submit
 from deploy.cli.commands.validate import validate
 from deploy.cli.commands.waits import waits
+from deploy.cli.data import to_integer
+from deploy.cli.judging import reward
+from deploy.cli.judging.rescore.command import rescore
+from deploy.cli.judging.verify import verify
 
 COMMANDS: tuple[tuple[str, Callable[..., None]], ...] = (
     ("up", stack.up),
@@ -38,6 +42,8 @@ COMMANDS: tuple[tuple[str, Callable[..., None]], ...] = (
     ("plan", plan),
     ("eval", evaluate),
     ("replay", replay),
+    ("verify", verify),
+    ("rescore", rescore),
     ("conformance", conformance),
     ("doctor", doctor),
 )
@@ -52,6 +58,8 @@ app = typer.Typer(
 for name, command in COMMANDS:
     app.command(name)(command)
 app.add_typer(algorithm.app, name="algorithm")
+app.add_typer(reward.app, name="reward")
+app.add_typer(to_integer.app, name="data")
 
 
 def main() -> None:
