@@ -25,6 +25,7 @@ from deploy.hosting.fleet import Fleet
 from deploy.hosting.roles import DIED, Rank, Role, RoleError, Sampler, learner_placement, rank_name, release_placement
 from services.contracts import HostPid
 from services.settings import ClusterLimitsError, Recipe, load_cluster_limits, resource_requests
+from services.settings.rewards.limits import verifier_role
 from services.storage.hub.address import is_hub
 from services.storage.hub.copies import pinned_data
 from services.storage.models import inputs_folder, models_folder
@@ -158,6 +159,7 @@ class RayCluster:
             threads=1,
             cpus=recipe.verifier.cpus,
             gpus=0.0,
+            role=verifier_role(recipe.rewards),
         )
         if recipe.limits.rollout_steps:
             await self._start_learner(record, placed)

@@ -11,8 +11,11 @@ from services.storage.hub.copies import OFFLINE
 
 NAMESPACE = "penstock"
 
-ROLES = ("head", "cpu", "verifier", "rollout", "learner")
-"""The roles of a Ray node: `head` hosts the gateway, `cpu` samplers and model preparation, the others the services."""
+ROLES = ("head", "cpu", "verifier", "verifier-code", "rollout", "learner")
+"""The roles of a Ray node: `head` hosts the gateway, `cpu` samplers and model preparation, the others the services.
+
+`verifier-code` hosts the verifiers of runs whose rewards run programs.
+"""
 SLOTS = 1000
 """How many processes of a role a node accepts: more than ever start, so that a role only selects nodes."""
 

@@ -155,10 +155,12 @@ class Fleet:
         threads: int,
         cpus: float,
         gpus: float,
+        role: str = "",
     ) -> None:
         """Deploy the fleet, or scale a running one to `replicas`. Replicas start as soon as resources allow.
 
-        Raises TimeoutError while a previous fleet of this name is still being ended.
+        `role`: of the nodes that host it; by default the fleet's name. Raises TimeoutError while a previous fleet of
+        this name is still being ended.
         """
         self._await_end()
         if _retried(self.exists):
@@ -170,7 +172,7 @@ class Fleet:
             ray_actor_options={
                 "num_cpus": cpus,
                 "num_gpus": gpus,
-                "resources": place(self.name),
+                "resources": place(role or self.name),
                 "runtime_env": {"env_vars": service_environment(threads, gpus)},
             },
             health_check_period_s=HEALTH_PERIOD_S,

@@ -15,7 +15,8 @@ from pydantic import Field, ValidationError
 from services.settings.base import Section
 from services.settings.faults import invalid
 from services.settings.recipe import Recipe, RecipeError
-from services.settings.rewards.limits import VERIFIER_CODE, RewardLimits, leaves_verifier, verifier_role
+from services.settings.rewards.limits import VERIFIER_CODE, RewardLimits, StatedReward, leaves_verifier, verifier_role
+from services.settings.rewards.reward import parse_reward
 
 VARIABLE = "PENSTOCK_BOUNDS"
 TINY = 1e-6
@@ -50,7 +51,7 @@ def resource_requests(recipe: Recipe, rollout_replicas: int) -> dict[str, list[R
 def role_requests(recipe: Recipe, rollout_replicas: int) -> dict[str, list[ResourceRequest]]:
     """The same by role of the pods: the verifiers of a run that judges programs have pods of their own."""
     requests = resource_requests(recipe, rollout_replicas)
-    return {verifier_role(recipe) if name == "verifier" else name: found for name, found in requests.items()}
+    return {verifier_role(recipe.rewards) if name == "verifier" else name: found for name, found in requests.items()}
 
 
 class RoleLimits(Section):
@@ -125,7 +126,7 @@ class ClusterLimits(Section):
 
     def reward_faults(self, recipe: Recipe) -> list[str]:
         """What of a recipe's rewards the cluster does not allow, one line per fault."""
-        return self.rewards.faults(recipe, code=self.verifier_code.pods > 0)
+        return self.rewards.faults(_stated_rewards(recipe), code=self.verifier_code.pods > 0)
 
     def most_replicas(self, recipe: Recipe) -> int | None:
         """The most rollout replicas that a run of `recipe` may have; None: any number."""
@@ -134,9 +135,16 @@ class ClusterLimits(Section):
 
 def check_reward_limits(recipe: Recipe) -> None:
     """Check that the cluster allows a recipe's rewards. Raises RecipeError, ClusterLimitsError."""
-    limits = load_cluster_limits() if leaves_verifier(recipe) else None
+    limits = load_cluster_limits() if any(map(leaves_verifier, recipe.rewards)) else None
     if limits and (faults := limits.reward_faults(recipe)):
         raise RecipeError("\n".join(faults))
+
+
+def _stated_rewards(recipe: Recipe) -> list[StatedReward]:
+    sources = recipe.data_sources.items()
+    documents = {f"{name}.verifier": source.verifier for name, source in sources if not source.generated}
+    documents |= {f"verifier.rewards.{name}": document for name, document in recipe.verifier.rewards.items()}
+    return [(setting, parse_reward(document)) for setting, document in documents.items()]
 
 
 def load_cluster_limits() -> ClusterLimits | None:

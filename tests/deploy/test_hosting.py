@@ -376,6 +376,24 @@ async def test_preparation_that_takes_too_long_is_ended(
     await until_gone([int((tmp_path / "pid").read_text())], 60)
 
 
+@pytest.mark.parametrize(("reward", "role"), [("code", "verifier-code"), ("math", "verifier")])
+@pytest.mark.timeout(300)
+async def test_programs_are_judged_on_nodes_of_their_own(
+    cluster: Any, redis: Any, run_id: str, reward: str, role: str
+) -> None:
+    from deploy.hosting.ray_internals import serve_applications
+
+    data = {"source": "jsonl", "path": "/nowhere.jsonl", "layout": "fields", "verifier": reward}
+    booked = {"cpus": 0.1}
+    document = recipe_document("/nowhere", data=data, rollout=booked, verifier=booked, limits={"rollout_steps": 0})
+    await cluster.start(await RunRecords(redis).create(run_id, parse_recipe(document)))
+    await eventually(redis, run_id, "verifier", lambda pids: len(pids) == 1, 150.0)
+    for fleet, taken in (("verifier", role), ("rollout", "rollout")):
+        deployment = serve_applications(20.0)[f"{run_id}.{fleet}"]["deployments"][fleet]
+        options = deployment["deployment_config"]["ray_actor_options"]
+        assert options["resources"] == {f"penstock-{taken}": 1.0}
+
+
 @pytest.mark.timeout(180)
 async def test_a_model_that_does_not_fit_is_refused_by_the_chart(
     cluster: Any, redis: Any, run_id: str, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

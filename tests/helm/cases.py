@@ -18,8 +18,15 @@ S3_KEYS = frozenset({"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"})
 DRIVERS = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
 """The toleration of every pod that has GPUs, even if the values have none: clouds taint such nodes automatically."""
 OF_RAY = {"key": "ray", "operator": "Exists", "effect": "NoSchedule"}
-ROLES = ("cpu", "verifier", "rollout", "learner")
+ROLES = ("cpu", "verifier", "verifier-code", "rollout", "learner")
 GROUPS = ("head", *ROLES)
+SECTIONS = {"verifier-code": "verifierCode", "functions": "rewardFunctions"}
+"""Component -> its section of the values, where the two differ."""
+
+
+def section(component: str) -> str:
+    """The section of the values that describes a component."""
+    return SECTIONS.get(component, component)
 
 
 def _redis(**external: Any) -> dict[str, Any]:
@@ -45,7 +52,7 @@ def _placement(name: str) -> dict[str, Any]:
     }
 
 
-PLACED = ("api", *GROUPS)
+PLACED = ("api", "functions", *GROUPS)
 MONITORING: dict[str, Any] = {
     "metrics": {
         "serviceMonitor": {"enabled": True, "interval": "20s", "additionalLabels": {"release": "watch"}},
@@ -151,7 +158,8 @@ PUBLISHED = Case("ingress", INGRESS, external={("Secret", "own-tls"): frozenset(
 PLACEMENT = Case(
     "every component on its own nodes",
     {
-        **{name: _placement(name) for name in PLACED},
+        **{section(name): _placement(name) for name in PLACED if name != "functions"},
+        "rewardFunctions": {"enabled": True, **_placement("functions")},
         "redis": {key: value for key, value in _placement("redis").items() if key != "topologySpreadConstraints"},
         "ray": {"nodeSelector": {"zone": "a"}, "tolerations": [OF_RAY]},
         "storage": {"claim": {"accessMode": "ReadWriteMany"}},
@@ -198,6 +206,34 @@ RDMA = Case(
         },
     },
 )
+REWARDS: dict[str, Any] = {
+    "verifier": {
+        "rewardHosts": ["rewards.internal", "judge.example.org"],
+        "rewardEgress": [
+            {"to": [{"ipBlock": {"cidr": "198.51.100.0/24"}}], "ports": [{"port": 8443, "protocol": "TCP"}]}
+        ],
+        "rewardSecret": "own-rewards",
+    },
+    "verifierCode": {"maxReplicas": 3, "isolation": "gvisor", "runtimeClassName": "gvisor"},
+    "rewardFunctions": {
+        "enabled": True,
+        "replicas": 2,
+        "env": [{"name": "USER_REWARD_DATABASE", "value": "db.data:5432"}],
+        "envFrom": [{"prefix": "USER_REWARD_", "secretRef": {"name": "own-database"}}],
+        "volumes": [{"name": "tables", "persistentVolumeClaim": {"claimName": "own-tables", "readOnly": True}}],
+        "volumeMounts": [{"name": "tables", "mountPath": "/tables", "readOnly": True}],
+        "egress": [{"to": [{"ipBlock": {"cidr": "198.51.100.9/32"}}], "ports": [{"port": 5432, "protocol": "TCP"}]}],
+    },
+}
+REWARDED = Case(
+    "rewards over HTTP, functions with needs, programs",
+    REWARDS,
+    external={
+        ("Secret", "own-rewards"): frozenset({"PENSTOCK_REWARD_KEY"}),
+        ("Secret", "own-database"): frozenset({"PASSWORD"}),
+        ("PersistentVolumeClaim", "own-tables"): frozenset(),
+    },
+)
 EVERYTHING = Case(
     "everything at once",
     merged(
@@ -238,6 +274,7 @@ CASES = [
     SELECTED_PEERS,
     OPEN_NETWORK,
     RDMA,
+    REWARDED,
     EVERYTHING,
 ]
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.harness.each import each
-from tests.helm.cases import DEFAULTS, DIGEST, GROUPS, INGRESS, ROLES
+from tests.helm.cases import DEFAULTS, DIGEST, GROUPS, INGRESS, REWARDS, ROLES, section
 from tests.helm.rendering import CHART, NAMESPACE, Case, HelmError, helm, lint, render, template, template_as
 
 Set = tuple[str, ...]
@@ -61,6 +61,55 @@ REFUSED: list[tuple[Set, tuple[str, ...]]] = [
     (("networkPolicy.prometheus.podSelector=null",), ("networkPolicy.prometheus", "podSelector is required")),
     (("json:networkPolicy.extraEgress=[{}]",), ("networkPolicy.extraEgress.0", "at least 1 properties")),
     (("uninstall.timeoutSeconds=1",), ("uninstall.timeoutSeconds", "30")),
+    # Rewards.
+    (("json:verifier.rewardHosts=[1]",), ("verifier.rewardHosts.0", "string")),
+    *(
+        (
+            ("json:verifier.rewardHosts=[" + host + "]",),
+            (f"verifier.rewardHosts[0]: {host} is not valid", "host's name"),
+        )
+        for host in ('"https://a"', '"a:80"', '"A.example"', '"*.example"', '"a/b"', '""', '"a,b"')
+    ),
+    (("json:verifier.rewardEgress=[{}]",), ("verifier.rewardEgress.0", "to is required")),
+    (('json:verifier.rewardEgress=[{"to":[],"ports":[{"port":1}]}]',), ("verifier.rewardEgress.0.to", "at least 1")),
+    (('json:verifier.rewardEgress=[{"to":[{"podSelector":{}}]}]',), ("verifier.rewardEgress.0", "ports is required")),
+    (
+        ('json:verifier.rewardEgress=[{"to":[{"podSelector":{}}],"ports":[{"port":1}]}]',),
+        ("verifier.rewardHosts: [] is not valid", "verifier.rewardEgress"),
+    ),
+    (
+        (
+            "verifier.rewardHosts={a}",
+            'json:verifier.rewardEgress=[{"to":[{"ipBlock":{"cidr":"0.0.0.0/0"}}],"ports":[{"port":443}]}]',
+        ),
+        ("verifier.rewardEgress[0].to[0].ipBlock.cidr", "except: [169.254.0.0/16]"),
+    ),
+    (("verifier.rewardSecret=Not_Valid",), ("verifier.rewardSecret", "pattern")),
+    (("verifierCode.maxReplicas=-1",), ("verifierCode.maxReplicas", "greater than or equal to 0")),
+    (("verifierCode.minReplicas=1",), ("verifierCode.minReplicas: 1 is not valid", "verifierCode.maxReplicas (0)")),
+    (("verifierCode.gpus=1",), ("verifierCode.gpus", "0")),
+    (("verifierCode.isolation=docker",), ("verifierCode.isolation", "gvisor", "bubblewrap")),
+    (("verifierCode.isolation=gvisor",), ('verifierCode.runtimeClassName: "" is not valid', "gVisor")),
+    (
+        ("verifierCode.isolation=bubblewrap",),
+        ('verifierCode.seccompProfile.type: "RuntimeDefault" is not valid', "Localhost or Unconfined"),
+    ),
+    (("verifierCode.seccompProfile.type=Localhost",), ("verifierCode.seccompProfile.localhostProfile", "Localhost")),
+    (("verifierCode.appArmorProfile.localhostProfile=a",), ("verifierCode.appArmorProfile.localhostProfile",)),
+    (("verifierCode.seccompProfile.type=None",), ("verifierCode.seccompProfile", "Unconfined")),
+    (("rewardFunctions.replicas=0",), ("rewardFunctions.replicas", "greater than or equal to 1")),
+    (("rewardFunctions.image=registry.example.org/rewards",), ("rewardFunctions.image", "pattern")),
+    (
+        ("rewardFunctions.env[0].name=DATABASE", "rewardFunctions.env[0].value=x"),
+        ('rewardFunctions.env[0].name: "DATABASE" is not valid', "USER_REWARD_"),
+    ),
+    (("rewardFunctions.envFrom[0].secretRef.nam=a",), ("rewardFunctions.envFrom.0.secretRef", "nam")),
+    (("json:rewardFunctions.egress=[{}]",), ("rewardFunctions.egress.0", "to is required")),
+    (("rewardFunctions.podLabels.app\\.kubernetes\\.io/component=verifier",), ("rewardFunctions.podLabels",)),
+    (
+        ("rewardFunctions.enabled=true", "rewardFunctions.requests.memory=5Gi"),
+        ("rewardFunctions.requests.memory: 5Gi is not valid", "rewardFunctions.memory (4Gi)"),
+    ),
     # Quantities.
     (("rollout.memory=64 GB",), ("rollout.memory", "pattern")),
     (("rollout.memory=2x",), ("rollout.memory", "pattern")),
@@ -178,17 +227,17 @@ def test_lint_rejects_a_wrong_value_too(settings: Set) -> None:
         helm("lint", "--strict", str(CHART), *arguments(settings))
 
 
-@each("role", [*GROUPS, "api", "redis"])
+@each("role", [*GROUPS, "api", "redis", "functions"])
 def test_every_component_rejects_an_unknown_key(role: str) -> None:
-    with pytest.raises(HelmError, match=rf"{role}.*nodeSelectors"):
-        template(DEFAULTS.but({role: {"nodeSelectors": {"a": "b"}}}))
+    with pytest.raises(HelmError, match=rf"{section(role)}.*nodeSelectors"):
+        template(DEFAULTS.but({section(role): {"nodeSelectors": {"a": "b"}}}))
 
 
 def test_several_errors_are_reported_at_once() -> None:
-    values: dict[str, Any] = {role: {"minReplicas": 9, "maxReplicas": 3} for role in ROLES}
+    values: dict[str, Any] = {section(role): {"minReplicas": 9, "maxReplicas": 3} for role in ROLES}
     with pytest.raises(HelmError) as refused:
         template(DEFAULTS.but(values))
-    assert [role for role in ROLES if f"{role}.minReplicas: 9 is not valid" not in str(refused.value)] == []
+    assert [role for role in ROLES if f"{section(role)}.minReplicas: 9 is not valid" not in str(refused.value)] == []
 
 
 GOOD: list[dict[str, Any]] = [
@@ -215,6 +264,22 @@ GOOD: list[dict[str, Any]] = [
     },
     {"redis": {"existingSecret": "s", "external": {"enabled": True, "address": "h:65535"}}},
     INGRESS,
+    REWARDS,
+    {"verifier": {"rewardHosts": ["10.1.2.3", "a"]}, "verifierCode": {"maxReplicas": 1000}},
+    {
+        "verifierCode": {
+            "isolation": "bubblewrap",
+            "seccompProfile": {"type": "Localhost", "localhostProfile": "profiles/penstock.json"},
+            "appArmorProfile": {"type": "Unconfined"},
+        }
+    },
+    {
+        "rewardFunctions": {
+            "enabled": True,
+            "image": "registry.example.org:5000/team/rewards@" + DIGEST,
+            "egress": [{"to": [{"podSelector": {}}], "ports": [{"port": "http"}, {"port": 1, "endPort": 65535}]}],
+        }
+    },
 ]
 
 

@@ -20,6 +20,7 @@ from tests.helm.cases import (
     HUB,
     OBJECT_STORE,
     PUBLISHED,
+    REWARDED,
     SENTINELS,
     SHARED_CLAIM,
 )
@@ -64,6 +65,13 @@ def test_missing_prometheus_definitions_are_one_clear_message(tmp_path: Path, pa
         (SENTINELS, "redis.existingSecret", "own-redis", ("sentinel-password",)),
         (PUBLISHED, "api.ingress.tlsSecret", "own-tls", ("secret tls own-tls --cert=FILE --key=FILE",)),
         (SHARED_CLAIM, "storage.claim.existingClaim", "own-claim", ()),
+        (REWARDED, "verifier.rewardSecret", "own-rewards", ("--from-file=PENSTOCK_REWARD_KEY=FILE",)),
+        (
+            REWARDED.but({"rewardFunctions": {"existingSecret": "own-functions"}}, name="functions"),
+            "rewardFunctions.existingSecret",
+            "own-functions",
+            ("--from-file=secret=FILE",),
+        ),
     ],
     called=lambda case: f"{case[0]}: {case[1]}",
 )
@@ -77,6 +85,17 @@ def test_a_missing_object_is_one_clear_message(
     assert path in message
     assert name in message
     assert all(key in message for key in keys), message
+
+
+@each("key, accepted", [("PENSTOCK_REWARD_KEY", True), ("LD_PRELOAD", False), ("PENSTOCK_REWARD_HOSTS", False)])
+def test_a_secret_of_rewards_holds_nothing_else(tmp_path: Path, key: str, accepted: bool) -> None:
+    secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "own-rewards"}, "data": {key: "eA=="}}
+    others = [document for document in of_cluster(REWARDED) if document["metadata"]["name"] != "own-rewards"]
+    if accepted:
+        assert against(tmp_path, REWARDED, secret, *others).cluster
+    else:
+        with pytest.raises(HelmError, match=rf'verifier\.rewardSecret: "own-rewards" is not valid: its key "{key}"'):
+            against(tmp_path, REWARDED, secret, *others)
 
 
 def test_a_secret_without_a_key_is_one_clear_message(tmp_path: Path) -> None:

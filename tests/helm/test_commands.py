@@ -17,7 +17,7 @@ import yaml
 
 from services.settings import ClusterLimits, parse_recipe, resource_requests
 from tests.harness.each import each
-from tests.helm.cases import CASES, CPU, DEFAULTS, EVERYTHING
+from tests.helm.cases import CASES, CPU, DEFAULTS, EVERYTHING, REWARDED, ROLES
 from tests.helm.rendering import CHART, FULLNAME, ROOT, Case, Container, PodTemplate, render
 
 SHELLS = ("sh", "/bin/sh")
@@ -38,7 +38,7 @@ def module_of(command: tuple[str, ...]) -> str:
 @cache
 def every_command() -> dict[tuple[str, ...], tuple[PodTemplate, Container]]:
     """The command lines that the chart can start."""
-    return {line: found for case in (DEFAULTS, CPU, EVERYTHING) for line, found in commands(case).items()}
+    return {line: found for case in (DEFAULTS, CPU, EVERYTHING, REWARDED) for line, found in commands(case).items()}
 
 
 def subcommand_of(line: tuple[str, ...]) -> tuple[str, ...]:
@@ -88,10 +88,14 @@ def test_the_release_starts_the_expected_modules() -> None:
         "110",
     ]
     assert started["head"] == ["python", "-m", "deploy.kubernetes.head"]
-    for role in ("cpu", "verifier", "rollout", "learner"):
+    for role in ROLES:
         assert started[role] == ["python", "-m", "deploy.kubernetes.node", "--role", role]
     assert started["redis"] == ["sh", "/etc/penstock/redis/start.sh"]
-    assert set(started) == {"api", "head", "cpu", "verifier", "rollout", "learner", "redis", "test", "uninstall"}
+    assert started["functions"] == [
+        *("python", "-m", "verifier.remote.functions"),
+        *("--listen", "0.0.0.0:8480", "--processes", "8"),
+    ]
+    assert set(started) == {"api", "head", *ROLES, "redis", "functions", "test", "uninstall"}
 
 
 @each("line", lambda: sorted(line for line in every_command() if module_of(line)), called=" ".join)

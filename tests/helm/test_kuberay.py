@@ -9,7 +9,7 @@ import re
 from typing import Any
 
 from tests.harness.each import each
-from tests.helm.cases import CASES, DEFAULTS, EXISTING_SECRETS, EXTERNAL_REDIS_TLS, ROLES, SENTINELS, values_of
+from tests.helm.cases import CASES, DEFAULTS, EXISTING_SECRETS, EXTERNAL_REDIS_TLS, ROLES, SENTINELS, section, values_of
 from tests.helm.rendering import FULLNAME, NAMESPACE, Case, Document, parse, render, template_as
 
 LONGEST_NAME = 53
@@ -87,10 +87,11 @@ def test_rays_autoscaler_reads_the_groups_as_intended(case: Case) -> None:
     values = values_of(case)
     for role in ROLES:
         kind = kinds[render(case).group(role)["groupName"]]
-        assert kind["resources"]["CPU"] == values[role]["cpus"]
-        assert kind["resources"].get("GPU", 0) == values[role]["gpus"]
+        of = values[section(role)]
+        assert kind["resources"]["CPU"] == of["cpus"]
+        assert kind["resources"].get("GPU", 0) == of["gpus"]
         assert kind["resources"][f"penstock-{role}"] == 1000
-        assert (kind["min_workers"], kind["max_workers"]) == (values[role]["minReplicas"], values[role]["maxReplicas"])
+        assert (kind["min_workers"], kind["max_workers"]) == (of["minReplicas"], of["maxReplicas"])
 
 
 @each("case", CASES)

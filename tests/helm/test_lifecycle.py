@@ -64,6 +64,7 @@ def test_an_upgrade_keeps_the_counts_that_the_controller_wrote(tmp_path: Path) -
     assert {role: rendering.group(role)["replicas"] for role in ROLES} == {
         "cpu": 1,
         "verifier": 2,
+        "verifier-code": 0,
         "rollout": 3,
         "learner": 1,
     }
@@ -120,6 +121,7 @@ def checksums(annotations: dict[str, str]) -> dict[str, str]:
     return {name: value for name, value in annotations.items() if name.startswith("checksum/")}
 
 
+REWARDS_OPENED = {"rewardFunctions": {"egress": [{"to": [{"podSelector": {}}], "ports": [{"port": 1}]}]}}
 CONFIGURATION: list[tuple[str, dict[str, Any], set[str]]] = [
     ("image", PINNED.values["image"] and {"image": PINNED.values["image"]}, {"api", "head", *ROLES}),
     ("log level", {"logLevel": "DEBUG"}, {"api", "head", *ROLES}),
@@ -127,6 +129,10 @@ CONFIGURATION: list[tuple[str, dict[str, Any], set[str]]] = [
     ("maximum of Redis", {"redis": {"maxMemoryMiB": 4096}}, {"redis"}),
     ("variable of all Ray pods", {"ray": {"env": [{"name": "A", "value": "b"}]}}, {"head", *ROLES}),
     ("variable of one group", {"learner": {"env": [{"name": "A", "value": "b"}]}}, {"learner"}),
+    ("hosts of rewards", {"verifier": {"rewardHosts": ["a"]}}, {"verifier"}),
+    ("egress of rewards", REWARDS_OPENED, set()),
+    ("bound of programs", {"verifierCode": {"maxReplicas": 2}}, set()),
+    ("isolation of programs", {"verifierCode": {"runtimeClassName": "gvisor"}}, {"verifier-code"}),
     ("replicas of the API", {"api": {"replicas": 3}}, set()),
     ("monitoring", {"metrics": {"dashboards": {"enabled": True}}}, set()),
     ("a network peer", {"networkPolicy": {"clients": [{"podSelector": {}}]}}, set()),
@@ -236,6 +242,13 @@ def test_the_notes_give_commands_that_exist(tmp_path: Path) -> None:
 def test_an_image_without_a_registry_gives_a_warning(tmp_path: Path, repository: str, warned: bool) -> None:
     notes = notes_of(tmp_path, DEFAULTS.but({"image": {"repository": repository}}))
     assert (f"image.repository = {repository} names no registry" in notes) is warned
+
+
+@each("egress, warned", [([], True), ([{"to": [{"podSelector": {}}], "ports": [{"port": 80}]}], False)])
+def test_hosts_without_egress_give_a_warning(tmp_path: Path, egress: list[Document], warned: bool) -> None:
+    notes = notes_of(tmp_path, DEFAULTS.but({"verifier": {"rewardHosts": ["a"], "rewardEgress": egress}}))
+    assert ("verifier.rewardEgress is empty" in notes) is warned
+    assert "verifierCode: 0 to 0 pods" in notes
 
 
 def notes_of(folder: Path, case: Case) -> str:

@@ -21,6 +21,7 @@ from tests.helm.cases import (
     OBJECT_STORE,
     OPEN_NETWORK,
     RAY,
+    REWARDED,
     ROLES,
     SELECTED_PEERS,
 )
@@ -28,6 +29,7 @@ from tests.helm.network import Endpoint, Policy, allowed, let_in, let_out, match
 from tests.helm.rendering import NAMESPACE, Case, PodTemplate, render
 
 DNS, HTTPS, REDIS, GCS, DASHBOARD, API, NODE, FREE = 53, 443, 6379, 6379, 8265, 8470, 8471, 40000
+FUNCTIONS, OF_REWARDS, OF_FUNCTIONS = 8480, 8443, 5432
 API_SERVERS = frozenset({443, 6443, 8443, 16443})
 """The ports on which API servers listen: clouds and kubeadm, minikube, MicroK8s."""
 STORE, REDIS_TLS, MIRROR = 9000, 6380, 8444
@@ -37,6 +39,7 @@ PROBED = (
     frozenset(
         {DNS, GCS, REDIS, REDIS_TLS, DASHBOARD, API, NODE, FREE, STORE, MIRROR, 22, 8080, 9399, 9500, 10001, 20000}
     )
+    | {FUNCTIONS, OF_REWARDS, OF_FUNCTIONS}
     | RAY
     | METRICS
     | API_SERVERS
@@ -73,7 +76,7 @@ OTHERS = {
 }
 PENSTOCK = ("api", *GROUPS)
 KEEPING_FILES = ("head", "cpu", "rollout", "learner")
-OWN = (*PENSTOCK, "redis", "test", "uninstall")
+OWN = (*PENSTOCK, "redis", "functions", "test", "uninstall")
 REACHED_BY_ADDRESS = (
     "foreign",
     "stranger",
@@ -132,6 +135,18 @@ EXPECTED: list[tuple[Case, Arrows, Arrows]] = [
     (MONITORED, joined(ALWAYS, OWN_REDIS), ANYWHERE),
     (OBJECT_STORE, joined(ALWAYS, OWN_REDIS), joined(ANYWHERE, by_address(KEEPING_FILES, STORE))),
     (HUB, joined(ALWAYS, OWN_REDIS), joined(ANYWHERE, by_address(("cpu",), MIRROR))),
+    (
+        REWARDED,
+        joined(
+            ALWAYS,
+            OWN_REDIS,
+            fan(("verifier",), ("functions",), FUNCTIONS),
+            fan(("verifier",), ("agent",), OF_REWARDS),
+            fan(("functions",), ("agent",), OF_FUNCTIONS),
+            fan(("functions",), ("dns", "node's dns"), DNS),
+        ),
+        ANYWHERE,
+    ),
     (EXTERNAL_REDIS_TLS, ALWAYS, joined(ANYWHERE, by_address(PENSTOCK, REDIS_TLS))),
     (
         SELECTED_PEERS,
@@ -250,14 +265,17 @@ def test_no_outside_endpoint_reaches_ray_or_redis(case: Case, drawn: Arrows, out
 
 
 def test_the_verifier_reaches_only_redis_the_head_and_dns() -> None:
-    found = arrows(DEFAULTS, policies(DEFAULTS))
-    assert {destination for source, destination in found if source == "verifier"} == {
-        "redis",
-        "head",
-        "dns",
-        "node's dns",
-    }
-    assert {source for source, destination in found if destination == "verifier"} == {"head", "prometheus"}
+    for case, verifier in ((DEFAULTS, "verifier"), (DEFAULTS, "verifier-code"), (REWARDED, "verifier-code")):
+        found = arrows(case, policies(case))
+        reached = {destination for source, destination in found if source == verifier}
+        assert reached == {"redis", "head", "dns", "node's dns"}
+        assert {source for source, destination in found if destination == verifier} == {"head", "prometheus"}
+
+
+def test_functions_reach_nothing_of_penstock() -> None:
+    found = arrows(REWARDED, policies(REWARDED))
+    assert not {destination for source, destination in found if source == "functions"} & set(OWN)
+    assert {source for source, destination in found if destination == "functions"} == {"verifier"}
 
 
 def test_kuberays_clean_up_of_redis_is_allowed_as_the_head() -> None:

@@ -18,6 +18,7 @@ from tests.helm.cases import (
     PLACEMENT,
     RDMA,
     ROLES,
+    section,
 )
 from tests.helm.rendering import Case, Document, render
 
@@ -107,7 +108,7 @@ def test_pods_with_a_gpu_slice_tolerate_the_gpu_taint() -> None:
 @each("component", GROUPS)
 def test_variables_and_annotations_go_to_one_group(component: str) -> None:
     rendering = render(
-        DEFAULTS.but({component: {"env": [{"name": "MARK", "value": "x"}], "annotations": {"mark": "x"}}})
+        DEFAULTS.but({section(component): {"env": [{"name": "MARK", "value": "x"}], "annotations": {"mark": "x"}}})
     )
     assert {pod.component for pod in rendering.lasting_pods if "MARK" in pod.main.env} == {component}
     assert {pod.component for pod in rendering.lasting_pods if "mark" in pod.annotations} == {component}

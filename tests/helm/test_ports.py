@@ -16,7 +16,7 @@ from tests.helm.cases import CASES, EVERYTHING, MONITORED, PUBLISHED
 from tests.helm.network import matches
 from tests.helm.rendering import FULLNAME, NAMESPACE, Case, Container, Document, Rendering, render
 
-API_PORT, NODE_PORT, REDIS_PORT, GCS_PORT = 8470, 8471, 6379, 6379
+API_PORT, NODE_PORT, FUNCTIONS_PORT, REDIS_PORT, GCS_PORT = 8470, 8471, 8480, 6379, 6379
 SIDECARS = ("autoscaler",)
 """Containers without probes: KubeRay and the probes of the pod's main container cover them."""
 
@@ -74,14 +74,15 @@ def test_every_lasting_container_has_all_three_probes(case: Case) -> None:
 
 @each("case", CASES)
 def test_probes_use_routes_that_exist(case: Case) -> None:
-    ports = {"api": API_PORT}
+    ports = {"api": API_PORT, "functions": FUNCTIONS_PORT}
     assert {"/readyz", "/healthz", "/metrics"} <= routes()
     for pod in render(case).lasting_pods:
         if pod.component == "redis":
             continue
         found = probes(pod.main)
         expected = ports.get(pod.component, NODE_PORT)
-        for kind, path in (("readinessProbe", "/readyz"), ("livenessProbe", "/healthz")):
+        ready = "/healthz" if pod.component == "functions" else "/readyz"
+        for kind, path in (("readinessProbe", ready), ("livenessProbe", "/healthz")):
             assert found[kind]["httpGet"]["path"] == path, f"{pod} {kind}"
             assert target(pod.main, found[kind]["httpGet"]["port"]) == expected, f"{pod} {kind}"
         assert target(pod.main, found["startupProbe"]["httpGet"]["port"]) == expected, pod

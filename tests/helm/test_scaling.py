@@ -12,12 +12,13 @@ from typing import Any
 
 from services.settings import ClusterLimits
 from tests.harness.each import each
-from tests.helm.cases import CASES, CPU, DEFAULTS, EXISTING_SECRETS, ROLES, values_of
+from tests.helm.cases import CASES, CPU, DEFAULTS, EXISTING_SECRETS, ROLES, section, values_of
 from tests.helm.rendering import FULLNAME, Case, Document, Rendering, render
 
 GROUP_NAMES = {
     "cpu": ("cpu", "cpu"),
     "verifier": ("verifier", "verifier"),
+    "verifier-code": ("verifier-code", "verifier-code"),
     "rollout": ("rollout", "rollout-gpu"),
     "learner": ("learner", "learner-gpu"),
 }
@@ -31,19 +32,22 @@ def bounds(rendering: Rendering) -> dict[str, dict[str, Any]]:
 @each("case", CASES)
 def test_groups_and_limits_are_those_of_the_values(case: Case) -> None:
     rendering, values = render(case), values_of(case)
-    expected = {
-        role: {"pods": values[role]["maxReplicas"], "cpus": values[role]["cpus"], "gpus": values[role]["gpus"]}
-        for role in ROLES
+    sizes = {role: values[section(role)] for role in ROLES}
+    found = bounds(rendering)
+    found.pop("rewards", None)
+    assert found == {
+        role.replace("-", "_"): {"pods": of["maxReplicas"], "cpus": of["cpus"], "gpus": of["gpus"]}
+        for role, of in sizes.items()
+        if of["maxReplicas"]
     }
-    assert bounds(rendering) == expected
     for role in ROLES:
         group = rendering.group(role)
         assert (group["minReplicas"], group["maxReplicas"]) == (
-            values[role]["minReplicas"],
-            values[role]["maxReplicas"],
+            sizes[role]["minReplicas"],
+            sizes[role]["maxReplicas"],
         )
         assert group["minReplicas"] <= group["replicas"] <= group["maxReplicas"]
-        assert group["groupName"] == GROUP_NAMES[role][values[role]["gpus"] > 0]
+        assert group["groupName"] == GROUP_NAMES[role][sizes[role]["gpus"] > 0]
     assert len(rendering.cluster.at("spec", "workerGroupSpecs")) == len(ROLES)
 
 
@@ -66,8 +70,9 @@ def test_groups_announce_their_role_and_the_head_no_cpu(case: Case) -> None:
         found = announced(group)
         assert found[f"penstock-{role}"] == 1000, group["groupName"]
         assert {name for name in found if name.startswith("penstock-")} == {f"penstock-{role}"}
-        assert found["CPU"] == values_of(case)[role]["cpus"], group["groupName"]
-        assert found.get("GPU", 0) == values_of(case)[role]["gpus"], group["groupName"]
+        values = values_of(case)[section(role)]
+        assert found["CPU"] == values["cpus"], group["groupName"]
+        assert found.get("GPU", 0) == values["gpus"], group["groupName"]
 
 
 def announced(group: Document) -> dict[str, float]:
@@ -101,10 +106,10 @@ def without_bounds(rendering: Rendering) -> list[Document]:
     called=lambda case: f"{case[0]}: {case[1]}",
 )
 def test_a_changed_limit_changes_no_pod(case: Case, role: str) -> None:
-    before, after = render(case), render(case.but({role: {"minReplicas": 1, "maxReplicas": 9}}))
+    before, after = render(case), render(case.but({section(role): {"minReplicas": 1, "maxReplicas": 9}}))
     assert [pod.document for pod in before.pods] == [pod.document for pod in after.pods], "pods would restart"
     assert without_bounds(before) == without_bounds(after)
-    assert bounds(after)[role]["pods"] == 9
+    assert bounds(after)[role.replace("-", "_")]["pods"] == 9
     assert after.group(role)["maxReplicas"] == 9
 
 

@@ -100,7 +100,7 @@ def test_penstock_pods_see_only_their_own_users_password(case: Case) -> None:
 
 
 def test_the_sentinels_password_is_mounted_if_they_have_one() -> None:
-    for component in ("api", "head", "cpu", "verifier", "rollout", "learner"):
+    for component in ("api", *GROUPS):
         env = render(SENTINELS).pod(component).main.env
         assert env["PENSTOCK_REDIS_SENTINEL_PASSWORD_FILE"]["value"]
         assert "PENSTOCK_REDIS_SENTINEL_PASSWORD_FILE" not in render(DEFAULTS).pod(component).main.env
@@ -108,7 +108,9 @@ def test_the_sentinels_password_is_mounted_if_they_have_one() -> None:
 
 @each("case", CASES)
 def test_the_verifier_holds_no_credentials_of_the_object_store(case: Case) -> None:
-    names = {name for container in render(case).pod("verifier").containers for name in container.env}
+    rendering = render(case)
+    verifiers = [pod for pod in rendering.pods if pod.component in ("verifier", "verifier-code", "functions")]
+    names = {name for pod in verifiers for container in pod.containers for name in container.env}
     assert not {name for name in names if name.startswith("AWS_")}, (
         "the verifier runs untrusted code and needs no store"
     )

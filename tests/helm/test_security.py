@@ -9,7 +9,7 @@ import re
 from typing import Any
 
 from tests.harness.each import each
-from tests.helm.cases import CASES, DEFAULTS, EXISTING_SECRETS, PINNED, PINNED_DIGESTS, ROLES
+from tests.helm.cases import CASES, DEFAULTS, EXISTING_SECRETS, PINNED, PINNED_DIGESTS, ROLES, section
 from tests.helm.rendering import Case, Container, PodTemplate, default_values, render
 
 USERS = {"redis": 999}
@@ -197,7 +197,7 @@ def test_groups_with_gpus_request_whole_gpus_in_limits() -> None:
     rendering, values = render(DEFAULTS), default_values()
     for role in ROLES:
         resources = rendering.pod(role).main.document["resources"]
-        wanted = values[role]["gpus"]
+        wanted = values[section(role)]["gpus"]
         assert int(resources["limits"].get("nvidia.com/gpu", 0)) == wanted, (role, resources)
         assert int(resources["requests"].get("nvidia.com/gpu", wanted)) == wanted, "Kubernetes accepts no other amount"
         assert ("nvidia.com/gpu" in resources["limits"]) == (wanted > 0), (

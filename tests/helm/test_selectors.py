@@ -64,13 +64,14 @@ def test_a_disruption_budget_still_allows_a_drain(case: Case) -> None:
         assert budget.at("spec", "selector", "matchLabels").get(INSTANCE), budget
         (most,) = {most_pods(pod) for pod in found}
         spec = {key: budget.at("spec", key) for key in ("minAvailable", "maxUnavailable") if budget.at("spec", key)}
-        if budget.component == "api":
+        if budget.component in ("api", "functions"):
             assert spec == {"maxUnavailable": 1}
         else:
             # A single pod is kept until an operator deletes it; of several pods one may be evicted at any time.
             assert spec == {"minAvailable": 1}, f"{budget}: none of {most} may be evicted"
     held = {budget.component for budget in rendering.all("PodDisruptionBudget")}
-    assert held == {"api", "head", "rollout", "learner"} | ({"redis"} if rendering.has("StatefulSet") else set()), (
+    of_case = {kind.component for kind in (*rendering.all("StatefulSet"), *rendering.all("Deployment", "functions"))}
+    assert held == {"api", "head", "rollout", "learner"} | of_case, (
         "cpu and verifier keep no state: a budget of one of one pod would block a node's drain forever"
     )
 

@@ -18,6 +18,7 @@ from tests.helm.cases import (
     OBJECT_STORE_BY_ROLE,
     ROLES,
     SHARED_CLAIM,
+    section,
 )
 from tests.helm.quantities import quantity
 from tests.helm.rendering import HEAD_GROUP, Case, Container, Document, PodTemplate, default_values, render
@@ -53,7 +54,7 @@ def test_shared_memory_is_sized_and_within_the_pods_memory(case: Case) -> None:
 
 @each("role", ["head", *ROLES])
 def test_shared_memory_has_the_size_of_the_values(role: str) -> None:
-    pod = render(DEFAULTS.but({role: {"shmSize": "3Gi"}})).pod(role)
+    pod = render(DEFAULTS.but({section(role): {"shmSize": "3Gi"}})).pod(role)
     assert pod.volumes[pod.main.mounts["/dev/shm"]["name"]]["emptyDir"]["sizeLimit"] == "3Gi"
 
 
@@ -115,7 +116,7 @@ def test_penstock_files_named_by_variables_are_mounted(case: Case) -> None:
 def test_runs_are_stored_where_the_values_say(case: Case) -> None:
     kind = case.values.get("storage", {}).get("kind", "claim") if not case.files else None
     for pod in ray_pods(case):
-        if pod.component == "verifier":
+        if pod.component in ("verifier", "verifier-code"):
             continue
         assert pod.main.env["PENSTOCK_RUNS"]["value"] == RUNS, pod
         volume = on_volume(pod, pod.main, RUNS)

@@ -5,16 +5,22 @@ Must not know how the cluster enforces it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Sequence
 
 from services.settings.base import Section
 from services.settings.faults import invalid
-from services.settings.recipe import Recipe
 from services.settings.rewards.kinds import CodeReward, PythonReward, RemoteReward
-from services.settings.rewards.reward import Reward, parse_reward
+from services.settings.rewards.reward import Reward
 
 VERIFIER, VERIFIER_CODE = "verifier", "verifier-code"
 """The roles whose pods host a run's verifiers: the second if one of its rewards runs programs."""
+BESIDE_CODE = (
+    "no host and no function with `needs` beside a `code` reward, because the chart's verifier-code pods, which judge "
+    "all samples of such a run, reach neither"
+)
+
+StatedReward = tuple[str, Reward]
+"""A reward of a recipe behind the setting that states it."""
 
 
 class RewardLimits(Section):
@@ -26,20 +32,21 @@ class RewardLimits(Section):
     hosts: tuple[str, ...] = ()
     functions: bool = False
 
-    def faults(self, recipe: Recipe, *, code: bool) -> list[str]:
+    def faults(self, stated: Sequence[StatedReward], *, code: bool) -> list[str]:
         """What of a recipe's rewards the cluster does not allow, one line per fault.
 
         `code`: whether there may be pods that run programs.
         """
-        programs = verifier_role(recipe) == VERIFIER_CODE
+        programs = verifier_role(reward for _, reward in stated) == VERIFIER_CODE
         found: list[str] = []
-        for setting, single in _single_rewards(recipe):
-            if isinstance(single.options, CodeReward):
-                found += [] if code else [_no_code(setting)]
-            elif reached := _reached(single):
-                # The pods for programs reach nothing: a program that escapes must find no way out.
-                why = _BESIDE_CODE if programs else self._refusal(single)
-                found += [invalid(setting, reached, why)] if why else []
+        for setting, reward in stated:
+            for single in reward.singles:
+                if isinstance(single.options, CodeReward):
+                    found += [] if code else [_no_code(setting)]
+                elif reached := _reached(single):
+                    # The pods for programs reach nothing: a program that escapes must find no way out.
+                    why = BESIDE_CODE if programs else self._refusal(single)
+                    found += [invalid(setting, reached, why)] if why else []
         return list(dict.fromkeys(found))
 
     def _refusal(self, single: Reward) -> str:
@@ -51,30 +58,15 @@ class RewardLimits(Section):
         return "" if self.functions else "no `needs`, because the chart's rewardFunctions.enabled is false"
 
 
-_BESIDE_CODE = (
-    "no host and no function with `needs` beside a `code` reward, because the chart's verifier-code pods, which judge "
-    "all samples of such a run, reach neither"
-)
-
-
-def verifier_role(recipe: Recipe) -> str:
-    """The role of the pods that host the run's verifiers."""
-    kinds = {single.kind for reward in recipe.rewards for single in reward.singles}
+def verifier_role(rewards: Iterable[Reward]) -> str:
+    """The role of the pods that host the verifiers of a run with these rewards."""
+    kinds = {single.kind for reward in rewards for single in reward.singles}
     return VERIFIER_CODE if "code" in kinds else VERIFIER
 
 
-def leaves_verifier(recipe: Recipe) -> bool:
-    """Whether one of the recipe's rewards needs more than the verifier's confined processes."""
-    return any(isinstance(single.options, CodeReward) or _reached(single) for _, single in _single_rewards(recipe))
-
-
-def _single_rewards(recipe: Recipe) -> Iterator[tuple[str, Reward]]:
-    """Each single reward of a recipe, with the setting that states it."""
-    documents = {f"{name}.verifier": data.verifier for name, data in recipe.data_sources.items() if not data.generated}
-    documents |= {f"verifier.rewards.{name}": document for name, document in recipe.verifier.rewards.items()}
-    for setting, document in documents.items():
-        for single in parse_reward(document).singles:
-            yield setting, single
+def leaves_verifier(reward: Reward) -> bool:
+    """Whether it needs more than the verifier's confined processes."""
+    return any(isinstance(single.options, CodeReward) or _reached(single) for single in reward.singles)
 
 
 def _reached(single: Reward) -> str:

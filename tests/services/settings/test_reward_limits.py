@@ -37,7 +37,7 @@ def faults(wanted: Recipe, code: int = 0, **rewards: Any) -> list[str]:
 @pytest.mark.parametrize("reward", ["math", "python:./rewards.py:score", {"all": ["math", "answer-line"]}])
 def test_what_stays_in_the_verifier_is_always_allowed(reward: Any) -> None:
     assert faults(recipe(reward)) == []
-    assert verifier_role(recipe(reward)) == "verifier"
+    assert verifier_role(recipe(reward).rewards) == "verifier"
 
 
 def test_a_host_is_allowed_only_if_it_is_named() -> None:
@@ -86,7 +86,7 @@ def test_programs_and_what_leaves_the_pod_exclude_each_other(other: Any, shown: 
 
 def test_programs_move_the_verifiers_to_their_own_role() -> None:
     programs, others = recipe({"all": ["mine", "math"]}, mine="code"), recipe("math")
-    assert verifier_role(programs) == "verifier-code"
+    assert verifier_role(programs.rewards) == "verifier-code"
     assert set(role_requests(programs, 1)) == {"rollout", "verifier-code", "learner"}
     assert role_requests(programs, 1)["verifier-code"] == role_requests(others, 1)["verifier"]
     allowed = ClusterLimits.model_validate({**ROLES, "verifier_code": {"pods": 2, "cpus": 0.4, "gpus": 0}})

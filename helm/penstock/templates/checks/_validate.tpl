@@ -2,7 +2,7 @@
 
 {{- define "penstock.validate" -}}
 {{- $faults := list -}}
-{{- range list "groups" "volumes" "redis" "storage" "api" -}}
+{{- range list "groups" "volumes" "redis" "storage" "api" "rewards" "code" -}}
 {{- $faults = concat $faults (include (printf "penstock.validate.%s" .) $ | fromJsonArray) -}}
 {{- end -}}
 {{- /* Every API server has this group, and Helm does not assume it. Without a cluster its APIs are not known. */ -}}
@@ -26,9 +26,10 @@
 {{- define "penstock.validate.groups" -}}
 {{- $faults := list -}}
 {{- $store := mul .Values.ray.objectStoreMiB 1048576 -}}
-{{- range $role := list "head" "cpu" "verifier" "rollout" "learner" -}}
+{{- $groups := prepend (include "penstock.groups" . | fromJsonArray) "head" -}}
+{{- range $role := $groups -}}
 {{- $of := get $.Values $role -}}
-{{- if gt (int $of.minReplicas) (int ($of.maxReplicas | default $of.minReplicas)) -}}
+{{- if gt (int $of.minReplicas) (int (hasKey $of "maxReplicas" | ternary $of.maxReplicas $of.minReplicas)) -}}
 {{- $faults = append $faults (printf "%s.minReplicas: %v is not valid: expected at most %s.maxReplicas (%v)" $role $of.minReplicas $role $of.maxReplicas) -}}
 {{- end -}}
 {{- $most := ternary 1 (int $of.maxReplicas) (eq $role "head") -}}
@@ -43,7 +44,9 @@
 {{- $faults = append $faults (printf "%s.shmSize: %s is not valid: expected at least ray.objectStoreMiB (%v MiB)" $role $of.shmSize $.Values.ray.objectStoreMiB) -}}
 {{- end -}}
 {{- end -}}
-{{- $all := dict "api" .Values.api "redis" .Values.redis "ray.autoscaler" .Values.ray.autoscaler "head" .Values.head "cpu" .Values.cpu "verifier" .Values.verifier "rollout" .Values.rollout "learner" .Values.learner -}}
+{{- $all := dict "api" .Values.api "redis" .Values.redis "ray.autoscaler" .Values.ray.autoscaler -}}
+{{- range $groups -}}{{- $_ := set $all . (get $.Values .) -}}{{- end -}}
+{{- if include "penstock.functions.enabled" . -}}{{- $_ := set $all "rewardFunctions" .Values.rewardFunctions -}}{{- end -}}
 {{- range $path, $of := $all -}}
 {{- with $of.requests.memory -}}
 {{- if gt (include "penstock.bytes" . | int64) (include "penstock.bytes" $of.memory | int64) -}}
@@ -56,7 +59,9 @@
 {{- end -}}
 {{- end -}}
 {{- end -}}
-{{- range $path, $env := dict "api.env" .Values.api.env "ray.env" .Values.ray.env "head.env" .Values.head.env "cpu.env" .Values.cpu.env "verifier.env" .Values.verifier.env "rollout.env" .Values.rollout.env "learner.env" .Values.learner.env -}}
+{{- $envs := dict "api.env" .Values.api.env "ray.env" .Values.ray.env -}}
+{{- range $groups -}}{{- $_ := set $envs (printf "%s.env" .) (get $.Values .).env -}}{{- end -}}
+{{- range $path, $env := $envs -}}
 {{- range $at, $variable := $env -}}
 {{- if regexMatch "^(PENSTOCK_|KUBERAY_|REDIS_|RAY_(AUTH|REDIS|ADDRESS|CLUSTER|CLOUD|NODE_TYPE|external)|HOME$|AWS_(REGION|ENDPOINT_URL|ACCESS_KEY_ID|SECRET_ACCESS_KEY)$)" $variable.name -}}
 {{- $faults = append $faults (printf "%s[%d].name: %q is not valid: expected a name that neither the chart nor KubeRay sets" $path $at $variable.name) -}}

@@ -44,6 +44,10 @@
 {{- if .Values.api.ingress.enabled -}}
 {{- $_ := set $wanted "api.ingress.tlsSecret" (dict "name" .Values.api.ingress.tlsSecret "keys" (list "tls.crt" "tls.key") "kind" "tls") -}}
 {{- end -}}
+{{- $_ := set $wanted "verifier.rewardSecret" (dict "name" (.Values.verifier.rewardSecret | default "") "keys" list "source" "PENSTOCK_REWARD_KEY") -}}
+{{- if include "penstock.functions.enabled" . -}}
+{{- $_ := set $wanted "rewardFunctions.existingSecret" (dict "name" (.Values.rewardFunctions.existingSecret | default "") "keys" (list "secret")) -}}
+{{- end -}}
 {{- $_ := set $wanted "ray.authSecret" (dict "name" .Values.ray.authSecret "keys" (list "auth_token")) -}}
 {{- range $at, $secret := .Values.imagePullSecrets -}}
 {{- $_ := set $wanted (printf "imagePullSecrets[%d].name" $at) (dict "name" $secret.name "keys" (list ".dockerconfigjson") "kind" "docker-registry" "type" "kubernetes.io/dockerconfigjson") -}}
@@ -55,6 +59,7 @@
 {{- /* (dict "namespace" "n" "wanted" $wanted): the command that creates such a Secret. */ -}}
 {{- $sources := list -}}
 {{- range .wanted.keys -}}{{- $sources = append $sources (printf "--from-file=%s=FILE" .) -}}{{- end -}}
+{{- with .wanted.source -}}{{- $sources = list (printf "--from-file=%s=FILE" .) -}}{{- end -}}
 {{- if eq (.wanted.kind | default "") "tls" -}}{{- $sources = list "--cert=FILE" "--key=FILE" -}}{{- end -}}
 kubectl --namespace {{ .namespace }} create secret {{ .wanted.kind | default "generic" }} {{ .wanted.name }} {{ join " " $sources }}
 {{- end }}
@@ -84,7 +89,7 @@ kubectl --namespace {{ .namespace }} create secret {{ .wanted.kind | default "ge
 {{- if and (eq .Values.storage.kind "claim") $claim (not (lookup "v1" "PersistentVolumeClaim" $namespace $claim)) -}}
 {{- $faults = append $faults (printf "storage.claim.existingClaim: %q is not valid: expected a PersistentVolumeClaim in namespace %s; create it with kubectl --namespace %s apply, or leave the value empty" $claim $namespace $namespace) -}}
 {{- end -}}
-{{ concat $faults (include "penstock.validate.redisVolume" . | fromJsonArray) | toJson }}
+{{ concat $faults (include "penstock.validate.redisVolume" . | fromJsonArray) (include "penstock.validate.rewardSecret" . | fromJsonArray) | toJson }}
 {{- end }}
 
 {{- define "penstock.validate.redisVolume" -}}

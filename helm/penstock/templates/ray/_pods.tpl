@@ -12,7 +12,9 @@ seccompProfile:
 {{- end }}
 
 {{- define "penstock.containerSecurity" -}}
-{{- /* (dict "uid" 10001). Complete, although the pod sets much of it: KubeRay copies it to its own containers. */ -}}
+{{- /* (dict "uid" 10001 "of" .Values.verifierCode). Complete, although the pod sets much of it: KubeRay copies it to its
+       own containers. `of`, if given, may name other profiles, and the isolation of programs. */ -}}
+{{- $of := .of | default dict -}}
 runAsNonRoot: true
 runAsUser: {{ .uid }}
 runAsGroup: {{ .uid }}
@@ -20,8 +22,15 @@ readOnlyRootFilesystem: true
 allowPrivilegeEscalation: false
 capabilities:
   drop: [ALL]
+{{- if eq ($of.isolation | default "") "bubblewrap" }}
+procMount: Unmasked
+{{- end }}
 seccompProfile:
-  type: RuntimeDefault
+  {{- $of.seccompProfile | default (dict "type" "RuntimeDefault") | toYaml | nindent 2 }}
+{{- with $of.appArmorProfile }}
+appArmorProfile:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
 {{- end }}
 
 {{- define "penstock.resources" -}}

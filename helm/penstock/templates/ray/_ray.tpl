@@ -1,4 +1,17 @@
-{{/* Parts of the RayCluster's pods, shared by the head and the four worker groups. */}}
+{{/* Parts of the RayCluster's pods, shared by the head and the worker groups. */}}
+
+{{- define "penstock.groups" -}}
+{{- /* The values of the worker groups, as JSON; a group's role is its name in kebab case. An upgrade that reuses the
+       values of an older release has no `verifierCode`. */ -}}
+{{- $code := empty .Values.verifierCode | ternary list (list "verifierCode") -}}
+{{ concat (list "cpu" "verifier") $code (list "rollout" "learner") | toJson }}
+{{- end }}
+
+{{- define "penstock.roles" -}}
+{{- $roles := list -}}
+{{- range include "penstock.groups" . | fromJsonArray -}}{{- $roles = append $roles (kebabcase .) -}}{{- end -}}
+{{ toJson $roles }}
+{{- end }}
 
 {{- define "penstock.ray.groupName" -}}
 {{- /* (dict "role" "rollout" "of" .Values.rollout) */ -}}
@@ -56,6 +69,9 @@ dashboard-host: {{ .root.Values.ray.dashboard | ternary "0.0.0.0" "127.0.0.1" | 
 {{- if eq .role "cpu" }}
 {{- include "penstock.hub.env" (dict "root" .root "own" $own) }}
 {{- end }}
+{{- if hasPrefix "verifier" .role }}
+{{ include "penstock.rewards.env" . }}
+{{- end }}
 {{- range $own }}
 - {{ toYaml . | nindent 2 | trim }}
 {{- end }}
@@ -72,6 +88,9 @@ dashboard-host: {{ .root.Values.ray.dashboard | ternary "0.0.0.0" "127.0.0.1" | 
     sizeLimit: {{ .of.shmSize }}
 {{ include "penstock.storage.volume" . }}
 {{ include "penstock.redis.volumes" .root }}
+{{- if eq .role "verifier" }}
+{{- include "penstock.functions.volumes" .root }}
+{{- end }}
 {{- if eq .role "head" }}
 - name: ray-logs
   emptyDir:
@@ -99,6 +118,9 @@ dashboard-host: {{ .root.Values.ray.dashboard | ternary "0.0.0.0" "127.0.0.1" | 
 - name: runs
   mountPath: /var/lib/penstock
 {{ include "penstock.redis.mounts" .root }}
+{{- if eq .role "verifier" }}
+{{- include "penstock.functions.mounts" .root }}
+{{- end }}
 {{- if eq .role "head" }}
 # The autoscaler writes its log to Ray's session folder.
 - name: ray-logs

@@ -25,6 +25,9 @@ metadata:
     {{- if and (eq .role "cpu") (dig "enabled" false ($root.Values.hub | default dict)) $root.Values.hub.existingSecret }}
     checksum/hub-auth: {{ include "penstock.hub.checksum" $root }}
     {{- end }}
+    {{- if eq .role "verifier" }}
+    {{- include "penstock.rewards.checksums" $root | nindent 4 }}
+    {{- end }}
     {{- with .of.annotations }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
@@ -34,6 +37,10 @@ spec:
   serviceAccountName: {{ include "penstock.fullname" $root }}{{ eq .role "head" | ternary "-head" ($files | ternary "-files" "") }}
   automountServiceAccountToken: false
   enableServiceLinks: false
+  {{- if include "penstock.code.namespaces" . }}
+  # bubblewrap mounts a new /proc, which the kernel allows only where no part of the container's own is masked.
+  hostUsers: false
+  {{- end }}
   terminationGracePeriodSeconds: 90
   {{- include "penstock.pullSecrets" $root | nindent 2 }}
   securityContext:
@@ -69,6 +76,11 @@ spec:
         {{- end }}
       env:
         {{- include "penstock.ray.env" . | nindent 8 }}
+      {{- if and (eq .role "verifier") .of.rewardSecret }}
+      envFrom:
+        - secretRef:
+            name: {{ .of.rewardSecret }}
+      {{- end }}
       startupProbe:
         {{- include "penstock.probe" (dict "path" "/healthz" "port" "node" "period" 5 "failures" 60) | nindent 8 }}
       livenessProbe:
@@ -79,7 +91,7 @@ spec:
       resources:
         {{- include "penstock.resources" (dict "of" .of "more" $more) | nindent 8 }}
       securityContext:
-        {{- include "penstock.containerSecurity" (dict "uid" 10001) | nindent 8 }}
+        {{- include "penstock.containerSecurity" (dict "uid" 10001 "of" (eq .role "verifier-code" | ternary .of dict)) | nindent 8 }}
       volumeMounts:
         {{- include "penstock.ray.mounts" . | nindent 8 }}
   volumes:
