@@ -1,6 +1,6 @@
 """Owns the verifier's loop: samples in, verdicts out.
 
-Must not judge; the sandbox does.
+Must not judge; verifier.judging does.
 
 Reads samples of both lanes; writes verdicts. When it dies, its unacked samples are redelivered to another replica.
 Drain order: stop reading, finish the judgements in flight, stop the judging processes.
@@ -11,30 +11,47 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Collection, Mapping, Sequence
-from typing import TypeAlias
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
+from contextlib import aclosing
+from typing import NamedTuple
 
 from services.cancellation import cancellation_requested
-from services.contracts import Lane, Outcome, Sample, SampleResult, SandboxFault, Verdict
+from services.contracts import Lane, Prompt, Sample, SampleResult, Task, Verdict
 from services.metrics import DAMAGED_PAYLOADS, FAULTS, MESSAGES, VERDICT_SECONDS
 from services.process import Context, collect_garbage_rarely
+from services.settings import Recipe
+from services.settings.rewards.kinds import JudgeReward
+from services.settings.rewards.reward import Reward, parse_text
 from services.streams.delivery.consumer import Consumer, Delivery
 from services.streams.delivery.leases import Lease
 from services.streams.delivery.payloads import fetch_texts
-from services.streams.state.group_state import Effect, GroupTransitions, dead_letter_rejected
-from verifier.sandbox.pool import Finding, Sandbox
+from services.streams.state.group_state import Effect, GroupTransitions, dead_letter_rejected, read_fields
+from services.streams.state.rewards.judge_budget import SharedBudget
+from services.streams.state.rewards.reward_files import read_reward_files
+from services.streams.state.rewards.unknown import JudgedResponse, UnknownVerdicts
+from verifier.judging import RewardJudges, is_confined, reward_of, sees_prompt
+from verifier.outside import outside_judges
+from verifier.sandbox.finding import Finding, damaged_payload
+from verifier.sandbox.pool import Sandbox, default_processes
 from verifier.sandbox.prctl import deny_inspection
+from verifier.verifiers.base import Candidate
 
 log = logging.getLogger(__name__)
 
-ATTEMPTS = 2  # an unknown outcome is judged once more before it is published
-PROCESSES = 1
 READ_COUNT = 64
-JUDGED_TOGETHER = 16  # texts per judgement job: a text that takes long delays the others after it
+IN_FLIGHT = 512
+"""The most texts of a lane that this replica judges or holds: those that take long must not stop the reading."""
 REASON_CHARACTERS = 300
-FATAL = (SandboxFault.TIMEOUT, SandboxFault.DIED)  # faults that end a judging process
+ROW_REWARDS = ("math", "answer-line", "pattern", "reasoning-gym")
+"""What is loaded before the replica is ready if rows name their own verifiers."""
 
-_Judged: TypeAlias = tuple[Delivery[Sample], Finding]
+
+class _Judged(NamedTuple):
+    """A sample, what was found, and its response; "" if that could not be read."""
+
+    delivery: Delivery[Sample]
+    finding: Finding
+    text: str
 
 
 class VerifierService:
@@ -46,28 +63,56 @@ class VerifierService:
         """Judge until stopped."""
         collect_garbage_rarely()
         recipe = context.record.recipe
-        sources = (recipe.data, *recipe.evaluation.sets)
-        verifiers = {"reasoning-gym" if source.source == "reasoning-gym" else source.verifier for source in sources}
-        startup_s = recipe.limits.startup_timeout_s
-        with Sandbox(PROCESSES, recipe.verifier.timeout_s, verifiers, start_s=startup_s) as sandbox:
-            with context.waits.on("sandbox", "the judging process to load its libraries and be confined", startup_s):
+        settings, startup_s = recipe.verifier, recipe.limits.startup_timeout_s
+        files = await read_reward_files(context.redis, context.record)
+        processes = settings.processes or default_processes()
+        with Sandbox(processes, settings.timeout_s, preloaded(recipe), files=files, start_s=startup_s) as sandbox:
+            with context.waits.on("sandbox", "the verifiers to load and be confined", startup_s):
                 gaps = await sandbox.start()
             for gap in gaps:
                 log.warning("judged texts are not fully confined: %s", gap)
                 await context.event_log.write("unconfined", gap)
             if gaps:  # without Landlock a judged text could read this process's memory in /proc
                 deny_inspection()
-            await context.heartbeat.update(state="ready")
-            async with asyncio.TaskGroup() as lanes:
-                for lane in Lane:
-                    lanes.create_task(_LaneJudge(context, lane, sandbox).run())
+            outside = outside_judges(
+                recipe.rewards,
+                files,
+                timeout_s=settings.timeout_s,
+                at_once=processes,
+                budget_of=lambda reward: _budget(context, reward),
+            )
+            async with outside as table, aclosing(RewardJudges(sandbox, table)) as judges:
+                judges.prepare(recipe.rewards)
+                await context.heartbeat.update(state="ready")
+                async with asyncio.TaskGroup() as lanes:
+                    for lane in Lane:
+                        lanes.create_task(_LaneJudge(context, lane, judges).run())
+
+
+def _budget(context: Context, reward: Reward) -> SharedBudget | None:
+    options = reward.options
+    if not isinstance(options, JudgeReward):
+        return None
+    limits = options.max_requests, options.max_tokens
+    return SharedBudget(context.redis, context.keys, context.heartbeat.info.id, reward.text, *limits)
+
+
+def preloaded(recipe: Recipe) -> list[Reward]:
+    """The confined single rewards of a recipe, those that its rows may name included."""
+    found = [single for reward in recipe.rewards for single in reward.singles if is_confined(single)]
+    if any(source.rows_name_verifiers for source in recipe.data_sources.values()):
+        found += map(parse_text, ROW_REWARDS)
+    return list({single.text: single for single in found}.values())
 
 
 class _LaneJudge:
-    def __init__(self, context: Context, lane: Lane, sandbox: Sandbox) -> None:
+    def __init__(self, context: Context, lane: Lane, judges: RewardJudges) -> None:
         self._context = context
         self._lane = lane
-        self._sandbox = sandbox
+        self._judges = judges
+        self._unknown = UnknownVerdicts(context.redis, context.keys)
+        self._in_flight = 0
+        self._settled = asyncio.Event()
         self._transitions = GroupTransitions(context.redis, context.keys, VerifierService.name)
         limits = context.record.recipe.limits
         self._consumer = Consumer(
@@ -83,93 +128,125 @@ class _LaneJudge:
 
     async def run(self) -> None:
         await self._consumer.open()
-        waits, patience = self._context.waits, self._context.record.recipe.limits.stall_timeout_s
-        idle, judging = f"{self._lane.value}-samples", f"{self._lane.value}-judgements"
-        while not self._context.stopping.is_set() and not cancellation_requested():
-            waits.pending(idle, f"samples of lane {self._lane.value}", patience, idle=True)
-            deliveries = await self._consumer.read(READ_COUNT, 0.5)
-            if not deliveries:
-                continue
-            waits.done(idle)
-            with waits.on(judging, f"{len(deliveries)} judgements in the sandbox", patience):
-                keys = [delivery.message.facts.payload for delivery in deliveries]
-                texts, damaged = await fetch_texts(self._context.redis, keys)
-                async with asyncio.TaskGroup() as judgements:
-                    for start in range(0, len(deliveries), JUDGED_TOGETHER):
-                        part = deliveries[start : start + JUDGED_TOGETHER]
-                        judgements.create_task(self._judge(part, texts, damaged))
+        patience = self._context.record.recipe.limits.stall_timeout_s
+        waits, idle = self._context.waits, f"{self._lane.value}-samples"
+        async with asyncio.TaskGroup() as judging:
+            while not self._context.stopping.is_set() and not cancellation_requested():
+                if (room := IN_FLIGHT - self._in_flight) <= 0:
+                    await self._until_settled()
+                    continue
+                waits.pending(idle, f"samples of lane {self._lane.value}", patience, idle=True)
+                deliveries = await self._consumer.read(min(READ_COUNT, room), 0.5)
+                if not deliveries:
+                    continue
+                waits.done(idle)
+                self._hold(len(deliveries))
+                judging.create_task(self._judge(deliveries))
 
-    async def _judge(
-        self, deliveries: Sequence[Delivery[Sample]], texts: Mapping[str, str], damaged: Mapping[str, str]
-    ) -> None:
-        """Publish a verdict on each sample whose lease is not lost. An unknown outcome is judged again, after these."""
-        started = time.monotonic()
-        whole = [delivery for delivery in deliveries if delivery.message.facts.payload in texts]
-        samples = [delivery.message for delivery in whole]
-        requests = [(sample.verifier, texts[sample.facts.payload], sample.reference) for sample in samples]
-        unknown: list[_Judged] = []
-        with self._consumer.watching([delivery.lease for delivery in deliveries]) as lost:
-            await self._publish(self._damaged(deliveries, damaged), lost, started)
-            async for findings in self._sandbox.judge_all(requests):
-                settled: list[_Judged] = []
-                for place, finding in findings:
-                    self._count_fault(finding)
-                    (unknown if finding.outcome is Outcome.UNKNOWN else settled).append((whole[place], finding))
-                await self._publish(settled, lost, started)
-            for delivery, finding in unknown:
-                again = delivery.lease not in lost
-                last = await self._judged_again(delivery.message, texts, finding) if again else finding
-                await self._publish([(delivery, last)], lost, started)
+    async def _until_settled(self) -> None:
+        """Wait until a text has its verdict, at most half a second, so that a stop is noticed."""
+        self._settled.clear()
+        try:
+            async with asyncio.timeout(0.5):
+                await self._settled.wait()
+        except TimeoutError:
+            return  # the loop looks again
 
-    def _damaged(self, deliveries: Sequence[Delivery[Sample]], damaged: Mapping[str, str]) -> list[_Judged]:
-        """The samples whose payload is damaged: no attempt may judge them."""
-        found: list[_Judged] = []
+    def _hold(self, texts: int) -> None:
+        """Count texts in flight, less those that have their verdict. The wait lasts since the last of these."""
+        self._in_flight += texts
+        name = f"{self._lane.value}-judgements"
+        if texts < 0:
+            self._settled.set()
+            self._context.waits.done(name)
+        if self._in_flight:
+            patience = self._context.record.recipe.limits.stall_timeout_s
+            self._context.waits.pending(name, "a verdict on any of the texts in flight", patience)
+
+    async def _judge(self, deliveries: Sequence[Delivery[Sample]]) -> None:
+        """Publish a verdict on each sample whose lease is not lost."""
+        left, started = len(deliveries), time.monotonic()
+        try:
+            with self._consumer.watching([delivery.lease for delivery in deliveries]) as lost:
+                async with aclosing(self._findings(deliveries)) as judging:
+                    async for judged in judging:
+                        await self._publish(judged, lost, started)
+                        self._hold(-len(judged))
+                        left -= len(judged)
+        finally:
+            self._hold(-left)
+
+    async def _findings(self, deliveries: Sequence[Delivery[Sample]]) -> AsyncGenerator[list[_Judged], None]:
+        """The findings on samples as they come: first of those that no verifier can judge."""
+        keys = [delivery.message.facts.payload for delivery in deliveries]
+        texts, damaged = await fetch_texts(self._context.redis, keys)
+        settled: list[_Judged] = []
+        judged: list[tuple[Delivery[Sample], Reward]] = []
         for delivery in deliveries:
+            reward = reward_of(delivery.message.verifier)
             if (damage := damaged.get(delivery.message.facts.payload)) is not None:
                 DAMAGED_PAYLOADS.labels(self._context.keys.run, VerifierService.name).inc()
-                found.append((delivery, Finding(Outcome.UNKNOWN, 0.0, damage)))
-        return found
+                settled.append(_Judged(delivery, damaged_payload(damage), ""))
+            elif isinstance(reward, Finding):
+                settled.append(_Judged(delivery, reward, texts[delivery.message.facts.payload]))
+            else:
+                judged.append((delivery, reward))
+        if settled:
+            yield settled
+        prompts = await self._prompts(
+            [each.message.group for each, reward in judged if sees_prompt(reward) or each.message.reference_in_task]
+        )
+        candidates = [(reward, _candidate(delivery.message, texts, prompts)) for delivery, reward in judged]
+        async with aclosing(self._judges.judge_all(candidates, lane=self._lane)) as judging:
+            async for findings in judging:
+                yield [_Judged(judged[place][0], finding, candidates[place][1].text) for place, finding in findings]
 
-    async def _judged_again(self, sample: Sample, texts: Mapping[str, str], finding: Finding) -> Finding:
-        """The finding of the last attempt to judge a text whose outcome is unknown."""
-        for _ in range(1, ATTEMPTS):
-            if finding.outcome is Outcome.UNKNOWN:
-                fresh = finding.fault in FATAL  # the fault may have been that of a text judged before
-                text = texts[sample.facts.payload]
-                finding = await self._sandbox.judge(sample.verifier, text, sample.reference, fresh=fresh)
-                self._count_fault(finding)
-        return finding
-
-    def _count_fault(self, finding: Finding) -> None:
-        if finding.fault:
-            FAULTS.labels(self._context.keys.run, finding.fault).inc()
+    async def _prompts(self, groups: Sequence[str]) -> dict[str, Prompt]:
+        """The prompts of groups. One whose group has ended meanwhile is absent: its verdict comes too late anyway."""
+        names = list(dict.fromkeys(groups))
+        found = await read_fields(self._context.redis, self._context.keys, names, ("task",))
+        tasks = {name: task for name, [task] in zip(names, found, strict=True) if task}
+        return {name: Task.model_validate_json(task).prompt for name, task in tasks.items()}
 
     async def _publish(self, judged: Sequence[_Judged], lost: Collection[Lease], started: float) -> None:
         """Publish verdicts, group by group; dead-letter samples that are not of this run. `started`: monotonic."""
         groups: dict[str, list[_Judged]] = {}
-        for delivery, finding in judged:
-            if delivery.lease in lost:
-                log.warning("a judgement was dropped: the lease of %s was lost", delivery.lease.entry)
+        for each in judged:
+            if each.finding.fault:
+                FAULTS.labels(self._context.keys.run, each.finding.fault).inc()
+            if each.delivery.lease in lost:
+                log.warning("a judgement was dropped: the lease of %s was lost", each.delivery.lease.entry)
                 self._count(SampleResult.LEASE_LOST, 1)
             else:
-                groups.setdefault(delivery.message.group, []).append((delivery, finding))
+                groups.setdefault(each.delivery.message.group, []).append(each)
         await asyncio.gather(*(self._publish_group(group, started) for group in groups.values()))
 
     async def _publish_group(self, judged: Sequence[_Judged], started: float) -> None:
+        verdicts = [_verdict(each.delivery.message, each.finding) for each in judged]
         effects = await self._transitions.publish_verdicts(
-            self._lane, [(delivery.lease, _verdict(delivery.message, finding)) for delivery, finding in judged]
+            self._lane, [(each.delivery.lease, verdict) for each, verdict in zip(judged, verdicts, strict=True)]
         )
-        refused = await dead_letter_rejected(self._consumer, [delivery for delivery, _ in judged], effects)
+        refused = await dead_letter_rejected(self._consumer, [each.delivery for each in judged], effects)
         duplicates = effects.count(Effect.LATE)
         self._count(SampleResult.REFUSED, refused)
         self._count(SampleResult.DUPLICATE, duplicates)
         self._count(SampleResult.PUBLISHED, len(judged) - duplicates - refused)
         seconds = time.monotonic() - started
-        for _, finding in judged:
-            VERDICT_SECONDS.labels(self._context.keys.run, finding.outcome.value).observe(seconds)
+        for each in judged:
+            VERDICT_SECONDS.labels(self._context.keys.run, each.finding.outcome.value).observe(seconds)
+        responses = zip(verdicts, (each.text for each in judged), strict=True)
+        await self._unknown.note(self._lane, [JudgedResponse(*each) for each in responses])
 
     def _count(self, result: SampleResult, number: int) -> None:
         MESSAGES.labels(self._context.keys.run, f"{self._lane.value}-samples", result).inc(number)
+
+
+def _candidate(sample: Sample, texts: Mapping[str, str], prompts: Mapping[str, Prompt]) -> Candidate:
+    prompt, text = prompts.get(sample.group), texts[sample.facts.payload]
+    if prompt is None:
+        return Candidate(text, sample.reference)
+    reference = prompt.reference if sample.reference_in_task else sample.reference
+    return Candidate(text, reference, prompt.messages, prompt.metadata)
 
 
 def _verdict(sample: Sample, finding: Finding) -> Verdict:
@@ -180,5 +257,6 @@ def _verdict(sample: Sample, finding: Finding) -> Verdict:
         score=finding.score,
         reason=finding.reason[:REASON_CHARACTERS],
         answer=finding.answer,
+        rewards=finding.rewards,
         facts=sample.facts,
     )

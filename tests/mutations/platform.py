@@ -158,7 +158,7 @@ PLATFORM = [
     Mutation(
         "chart: Redis is opened to everything but the learner",
         "helm/penstock/templates/network/networkpolicy.yaml",
-        '(list "api" "head" "cpu" "verifier" "rollout" "learner")',
+        '(concat (list "api" "head") (include "penstock.roles" . | fromJsonArray))',
         '(list "api" "head" "cpu" "verifier" "rollout")',
         ("tests/helm/test_network.py",),
     ),
@@ -221,8 +221,8 @@ PLATFORM = [
     Mutation(
         "verifier: findings move up by one after a damaged payload",
         "verifier/service.py",
-        "append((whole[place], finding))",
-        "append((deliveries[place], finding))",
+        "yield [_Judged(judged[place][0], finding",
+        "yield [_Judged(deliveries[place], finding",
         ("tests/verifier/test_service.py",),
     ),
     Mutation(

@@ -41,7 +41,7 @@ NEAR = {
         "tests/conformance/test_logprobs.py",
         "tests/conformance/test_logprobs_memory.py",
     ),
-    "verifier/sandbox/process.py": ("tests/verifier/test_replies.py",),
+    "verifier/sandbox/process.py": ("tests/verifier/sandbox/test_replies.py",),
     "learner/training/minibatches.py": (
         "tests/conformance/test_mini_batches.py",
         "tests/conformance/test_gradient_any_cut.py",
@@ -73,12 +73,19 @@ NEAR = {
     "services/sampler/selection/screening.py": ("tests/services/sampler/selection/test_screening.py",),
     "services/sampler/selection/strategies.py": ("tests/services/sampler/selection/test_strategies.py",),
     "services/sampler/selection/order.py": ("tests/services/sampler/selection/test_order.py",),
+    "services/sampler/queue/unknowns.py": ("tests/services/sampler/test_unknowns.py",),
     "services/sampler/queue/starvation.py": ("tests/services/sampler/test_starvation.py",),
-    "services/sampler/data/splits.py": ("tests/services/sampler/test_prompts.py",),
+    "services/sampler/data/gathering.py": ("tests/services/sampler/test_prompts.py",),
     "services/settings/presets.py": ("tests/conformance/test_presets.py",),
     "rollout/engine.py": ("tests/rollout/test_engine_arguments.py",),
     "verifier/verifiers/answer_line.py": ("tests/verifier/test_answer_line.py",),
-    "verifier/sandbox/pool.py": ("tests/verifier/test_sandbox.py",),
+    "verifier/sandbox/finding.py": ("tests/verifier/sandbox/test_sandbox.py",),
+    "verifier/sandbox/lane.py": (
+        "tests/verifier/sandbox/test_separation.py",
+        "tests/verifier/sandbox/test_hangs.py",
+        "tests/verifier/sandbox/test_replies.py",
+    ),
+    "verifier/verifiers/reasoning_gym.py": ("tests/verifier/verifiers/test_evaluating.py",),
 }
 """The tests that most likely catch a fault in a file; if they do not, the whole suite runs."""
 CAUGHT = ("FAILED ", "ERROR ")

@@ -50,6 +50,9 @@ SAMPLING: dict[str, list[tuple[str, str, str]]] = {
         ("overlong, published: factor forgotten", "-exceed / ramp.cache * ramp.factor", "-exceed / ramp.cache"),
         ("reward: wrong earns 0", "Outcome.WRONG: -1.0", "Outcome.WRONG: 0.0"),
         ("reward: unknown trained as wrong", "Outcome.WRONG: -1.0}", "Outcome.WRONG: -1.0, Outcome.UNKNOWN: -1.0}"),
+        ("score: 0 earns 0", "2.0 * score - 1.0", "score"),
+        ("score: unknown trained as wrong", "None if outcome is Outcome.UNKNOWN else 2.0", "2.0"),
+        ("score: trained as a verdict", '"score": of_score', '"score": of_verdict'),
     ],
     "services/sampler/queue/batching.py": [
         (
@@ -133,7 +136,7 @@ SAMPLING: dict[str, list[tuple[str, str, str]]] = {
             "staleness(consuming, version_steps[version]) > 1000",
         ),
     ],
-    "services/sampler/data/splits.py": [
+    "services/sampler/data/gathering.py": [
         (
             "data: a question counts as often as it stands there",
             "key = normalised(",
@@ -152,12 +155,24 @@ SAMPLING: dict[str, list[tuple[str, str, str]]] = {
         ("cispo: a lower bound", 'Setting(1.0, f"{M1}', 'Setting(0.2, f"{M1}'),
         ("presets: they overrule the recipe", "document.setdefault(name, value)", "document[name] = value"),
     ],
-    "verifier/sandbox/pool.py": [
+    "verifier/sandbox/finding.py": [
         (
             "judgement: out of time is wrong",
-            "Finding(Outcome.UNKNOWN, 0.0, reason",
-            "Finding(Outcome.WRONG, 0.0, reason",
+            "Finding(Outcome.UNKNOWN, 0.0, reason[:REASON_CHARACTERS], fault=fault)",
+            "Finding(Outcome.WRONG, 0.0, reason[:REASON_CHARACTERS], fault=fault)",
         ),
+    ],
+    "verifier/sandbox/lane.py": [
+        ("judgement: texts that are evaluated share a process", "if process is None or apart:", "if process is None:"),
+        ("judgement: a text that takes long holds up the others", "if len(self._slow) >= MOST_SLOW", "if True"),
+        (
+            "judgement: a text that writes its own reply is believed",
+            "if apart:\n            process.check_ended()",
+            "if False:\n            process.check_ended()",
+        ),
+    ],
+    "verifier/verifiers/reasoning_gym.py": [
+        ("reasoning-gym: answers that run code are run", "if evaluates(task) and runs_code(answer):", "if False:"),
     ],
     "verifier/sandbox/process.py": [
         ("judgement: another text's is taken", "if reply.to != mark:", "if False:"),
@@ -172,9 +187,12 @@ SAMPLING: dict[str, list[tuple[str, str, str]]] = {
         ("answer line: the whole response is read", "text[-TAIL:]", "text"),
     ],
     "services/sampler/advantage/filtering.py": [
-        ("filter: keeps all-correct groups", "not 0 < correct < known", "not 0 < correct <= known"),
-        ("filter: keeps all-wrong groups", "not 0 < correct < known", "not 0 <= correct < known"),
-        ("filter: unknown counts as wrong", "not 0 < correct < known", "not 0 < correct < len(outcomes)"),
+        ("filter: keeps all-correct groups", "0 < correct < known", "0 < correct <= known"),
+        ("filter: keeps all-wrong groups", "0 < correct < known", "0 <= correct < known"),
+        ("filter: unknown counts as wrong", "0 < correct < known", "0 < correct < len(outcomes)"),
+        ("spread: unknown scores count", "if outcome is not Outcome.UNKNOWN]", "]"),
+        ("spread: only more than min_spread", ">= min_spread - ROUNDING", "> min_spread + ROUNDING"),
+        ("spread: of the scores' mean", "max(known) - min(known)", "max(known) - sum(known) / len(known)"),
         ("filter: too few known verdicts pass", "if known < min_known:", "if known < 1:"),
         ("filter: cannot be switched off", "if enabled and not", "if not"),
     ],
@@ -189,10 +207,10 @@ SAMPLING: dict[str, list[tuple[str, str, str]]] = {
     "services/sampler/selection/screening.py": [
         (
             "screen: an unknown verdict counts as alike",
-            "if unknown == 0 and len(set(outcomes)) < 2:",
-            "if len(set(outcomes)) < 2:",
+            "if unknown == 0 and not rule.keeps(outcomes, scores):",
+            "if not rule.keeps(outcomes, scores):",
         ),
-        ("screen: completes what is alike", "len(set(outcomes)) < 2:", "len(set(outcomes)) > 1:"),
+        ("screen: completes what is alike", "and not rule.keeps(", "and rule.keeps("),
     ],
     "services/sampler/selection/strategies.py": [
         (
@@ -211,6 +229,18 @@ SAMPLING: dict[str, list[tuple[str, str, str]]] = {
         ("mini-batches: groups as they were completed", "    names = sorted(groups)\n", "    return list(groups)\n"),
         ("mini-batches: groups in the order of dispatch", "    Random(", "    return names\n    Random("),
         ("mini-batches: the same shuffle at each step", 'Random(f"{seed} {step}")', 'Random(f"{seed}")'),
+    ],
+    "services/sampler/queue/unknowns.py": [
+        (
+            "unknown verdicts: decides on a handful",
+            "if len(self._last) == self._last.maxlen else 0.0",
+            "if self._last else 0.0",
+        ),
+        ("unknown verdicts: never leave the window", "self._unknown -= self._last[0]", "pass"),
+        ("unknown verdicts: a resumed run pauses at once", "        self._last.clear()\n", "        pass\n"),
+        ("unjudgeable: after one group", "GROUPS_IN_A_ROW = 2", "GROUPS_IN_A_ROW = 1"),
+        ("unjudgeable: damaged payloads count", "if any(is_damage(", "if False and any(is_damage("),
+        ("unjudgeable: not in a row", "self._in_a_row.pop(prompt, None)", "self._in_a_row.get(prompt)"),
     ],
     "services/sampler/queue/starvation.py": [
         (

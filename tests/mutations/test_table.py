@@ -15,7 +15,8 @@ from learner.algorithm.corrections import CORRECTIONS
 from learner.algorithm.ratios import RATIOS
 from learner.algorithm.reductions import REDUCTIONS
 from services.sampler.advantage.advantages import ADVANTAGES
-from services.sampler.advantage.rewards import PUNISHMENTS
+from services.sampler.advantage.filtering import FILTERS
+from services.sampler.advantage.rewards import PUNISHMENTS, REWARDS
 from tests.harness.each import each
 from tests.mutations.platform import PLATFORM
 from tests.mutations.run import ALL, ROOT, copy_checkout, mutated
@@ -47,7 +48,7 @@ def test_names_are_unique() -> None:
     assert len({mutation.name for mutation in ALL}) == len(ALL)
 
 
-OTHERS = ("symmetric", "cispo", "sequence", "sequence_token", "overlong", "overlong, published")
+OTHERS = ("symmetric", "cispo", "sequence", "sequence_token", "overlong", "overlong, published", "score", "spread")
 
 
 @each("entry", [*REDUCTIONS, *CORRECTIONS, *ADVANTAGES, *OTHERS])
@@ -58,6 +59,8 @@ def test_every_table_entry_has_a_mutation(entry: str) -> None:
     assert set(CLIPPINGS) == {"clip_higher", "symmetric", "cispo"}
     assert set(RATIOS) == {"token", "sequence", "sequence_token"}, "`token` is `loss:` here"
     assert set(PUNISHMENTS) == {"paper", "published"}, "`overlong:` and `overlong, published:` here"
+    assert set(REWARDS) == {"verdict", "score"}, "`verdict` is `reward:` here"
+    assert set(FILTERS) == {"accuracy", "spread"}, "`accuracy` is `filter:` here"
 
 
 def test_a_copy_has_every_source(tmp_path: Path) -> None:

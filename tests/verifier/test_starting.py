@@ -5,19 +5,19 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager
-from types import SimpleNamespace
 
 import pytest
 
 from services.cancellation import cancel_and_wait
-from services.contracts import Lane, Outcome
+from services.contracts import Lane
 from services.streams.delivery.consumer import Consumer
 from services.streams.keys import RunKeys
 from tests.harness.small_run import recipe_document, service_context
 from tests.harness.stubs.verifier import StubSandbox
 from tests.services.driven import DrivenRun
 from verifier import service
-from verifier.sandbox.pool import Finding, Sandbox
+from verifier.judging import RewardJudges
+from verifier.sandbox.pool import Sandbox
 from verifier.service import VerifierService
 
 
@@ -65,25 +65,6 @@ def test_a_process_that_denies_inspection_is_not_dumpable():
     assert found.stdout == "1 0\n"
 
 
-@pytest.mark.parametrize(("fault", "fresh"), [("timeout", [True]), ("died", [True]), ("error", [False])])
-async def test_a_fatal_fault_is_retried_in_a_fresh_process(redis, run_id, monkeypatch, fault, fresh):
-    seen = []
-
-    async def judge_again(*_, fresh):
-        seen.append(fresh)
-        return Finding(Outcome.UNKNOWN, 0.0, "for the test", fault=fault)
-
-    monkeypatch.setattr(Sandbox, "judge", judge_again)
-    sample = SimpleNamespace(verifier="pattern", reference={"pattern": "a"}, facts=SimpleNamespace(payload="somewhere"))
-    async with service_context(redis, run_id, recipe_document("/nowhere"), "verifier") as context:
-        with Sandbox(1, 20.0) as sandbox:
-            first = Finding(Outcome.UNKNOWN, 0.0, "for the test", fault=fault)
-            found = await service._LaneJudge(context, Lane.TRAIN, sandbox)._judged_again(
-                sample, {"somewhere": "a"}, first
-            )
-    assert (found.fault, seen) == (fault, fresh)
-
-
 async def test_a_judgement_whose_lease_was_lost_has_no_effect(redis, run_id, monkeypatch):
     run = await DrivenRun.open(redis, RunKeys(run_id))
     held = await run.published("g0", 2)
@@ -95,8 +76,8 @@ async def test_a_judgement_whose_lease_was_lost_has_no_effect(redis, run_id, mon
 
     monkeypatch.setattr(Consumer, "watching", watching)
     async with service_context(redis, run_id, recipe_document("/nowhere"), "verifier") as context:
-        judge = service._LaneJudge(context, Lane.TRAIN, StubSandbox())
-        await judge._judge(held, {delivery.message.facts.payload: "right" for delivery in held}, {})
+        judge = service._LaneJudge(context, Lane.TRAIN, RewardJudges(StubSandbox(), {}))
+        await judge._judge(held)
     assert [delivery.message.index for delivery in await run.judge().read(2, 0.1)] == [held[0].message.index]
     pending = await redis.xpending_range(run.streams.samples, "verifier", "-", "+", 9)
     assert [entry["message_id"].decode() for entry in pending] == [taken.entry]

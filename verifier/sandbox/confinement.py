@@ -1,9 +1,10 @@
-"""Owns the limits of a judging process: its system calls, the files that it may read, its resources.
+"""Owns the limits of a warm parent and of its judging processes: system calls, files that may be read, resources.
 
 Must not be reversible: the process that called it can lift none of the limits.
 
-Two layers. seccomp lists the system calls that judging needs and rejects all others (no sockets, no new processes or
-threads, no signals to other processes, no file opened for writing). Landlock lists the folders that may be read:
+Two layers. seccomp lists the system calls that judging needs and rejects all others (no sockets, no threads, no
+signals to other processes, no file opened for writing). A warm parent may fork, and send and receive on the socket
+that it has; its judging processes give that up before they read a text. Landlock lists the folders that may be read:
 Python, its libraries and what the dynamic linker needs, hence neither /proc nor a mounted secret. pyseccomp asks
 libseccomp for the numbers of system calls, which differ between x86_64 and aarch64.
 """
@@ -36,7 +37,6 @@ LIMITS: dict[str, int] = {
     "RLIMIT_MEMLOCK": 0,
     "RLIMIT_MSGQUEUE": 0,
     "RLIMIT_NOFILE": 64,
-    "RLIMIT_NPROC": 0,  # not enforced for root; seccomp forbids new processes for every user
 }
 
 PIPES_AND_FILES = "read write writev readv pread64 lseek close dup dup2 dup3 poll ppoll select pselect6"
@@ -53,6 +53,16 @@ ALLOWED = " ".join((PIPES_AND_FILES, FILE_NAMES, MEMORY, SIGNALS, CLOCKS, IDENTI
 
 HARMLESS_FCNTL = (0, 1, 2, 3, 1030)  # F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_DUPFD_CLOEXEC
 
+FORKING = ["wait4", "pidfd_open", "sendmsg", "recvmsg", "seccomp"]
+"""What a warm parent needs besides: to start judging processes, to reap them, and to confine them further."""
+
+FORK_FLAGS = 0x200000 | 0x1000000 | 0xFF  # CLONE_CHILD_CLEARTID, CLONE_CHILD_SETTID, the signal: what fork() sets
+CLONE_FLAGS = 0xFFFFFFFF
+WARM_PRCTL = (1, 22, 38)  # PR_SET_PDEATHSIG, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS
+
+DROPPED_CALLS = (*FORKING, "clone", "prctl")
+"""What a judging process drops: with these and its limits it has what ALLOWED says, and no more."""
+
 ABSENT = ("clone3", "openat2")
 """Rejected as by an older kernel: their arguments are in memory, where a filter does not see them."""
 
@@ -65,10 +75,10 @@ class ConfinementError(Exception):
 
 
 def confine() -> list[str]:
-    """Drop every permission that judging does not need; returns the gaps of this platform, one sentence each.
+    """Drop every permission that a warm parent does not need; returns the gaps of this platform, one sentence each.
 
-    Call it after all libraries are loaded and before the first untrusted byte. Raises ConfinementError when a Linux
-    process is not confined: libseccomp is missing, a second thread runs, or a forbidden call succeeded.
+    Call it after the libraries of its verifier are loaded and before the first untrusted byte. Raises ConfinementError
+    when a Linux process is not confined: libseccomp is missing, a second thread runs, or a forbidden call succeeded.
     """
     if sys.platform != "linux":
         return [f"{sys.platform} has no seccomp: a judged text that runs code has all permissions of this user"]
@@ -155,10 +165,38 @@ def _filter_calls(seccomp: ModuleType) -> None:
     add(seccomp.ALLOW, "openat", seccomp.Arg(2, seccomp.MASKED_EQ, writing, os.O_RDONLY))
     for command in HARMLESS_FCNTL:  # other commands can make the kernel send signals to any process
         add(seccomp.ALLOW, "fcntl", equal(1, command))
-    for name in ("kill", "tgkill"):
-        add(seccomp.ALLOW, name, equal(0, os.getpid()))
-    add(seccomp.ALLOW, "prlimit64", equal(0, 0), equal(2, 0))  # reads its own limits; cannot set any
+    for name in FORKING:
+        add(seccomp.ALLOW, name)
+    add(seccomp.ALLOW, "clone", seccomp.Arg(0, seccomp.MASKED_EQ, CLONE_FLAGS & ~FORK_FLAGS, 0))
+    for option in WARM_PRCTL:
+        add(seccomp.ALLOW, "prctl", equal(0, option))
+    add(seccomp.ALLOW, "prlimit64", equal(0, 0))  # its own limits, which it can only lower
     rules.load()
+
+
+def confine_further() -> Callable[[], None]:
+    """What a judging process calls before its first text: it takes back what the warm parent may do.
+
+    Prepared by the warm parent, because it takes longer than a fork. Raises ConfinementError in a process that can
+    still start another one.
+    """
+    if sys.platform != "linux":
+        return lambda: None
+    seccomp = _libseccomp()
+    rules = seccomp.SyscallFilter(seccomp.ALLOW)
+    for name in DROPPED_CALLS:
+        number = seccomp.resolve_syscall(seccomp.Arch.NATIVE, name)
+        rules.add_rule(seccomp.ERRNO(errno.EPERM), number)
+    limits = seccomp.resolve_syscall(seccomp.Arch.NATIVE, "prlimit64")
+    rules.add_rule(seccomp.ERRNO(errno.EPERM), limits, seccomp.Arg(2, seccomp.NE, 0))
+
+    def confine_child() -> None:
+        resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))  # not enforced for root; the filter holds for every user
+        rules.load()
+        if outcome := _attempted(os.fork):
+            raise ConfinementError(f"confinement failed: the judging process tried to fork, and it {outcome}")
+
+    return confine_child
 
 
 FORBIDDEN: dict[str, Callable[[], object]] = {

@@ -1,4 +1,4 @@
-"""Owns the parent's side of one judging process: start, one request at a time, each with a deadline, kill.
+"""Owns the verifier's side of one judging process: one request at a time, each with a deadline, kill.
 
 Must not trust what it reads: a judged text may have written it.
 """
@@ -10,27 +10,20 @@ import os
 import secrets
 import select
 import signal
-import subprocess
 import sys
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import Annotated, Any, NamedTuple
 
 import psutil
 from pydantic import BaseModel, Field, ValidationError
 
-from verifier.verifiers.base import ANSWER_CHARACTERS
+from verifier.sandbox.deadline import Clock, Deadline
+from verifier.verifiers.base import ANSWER_CHARACTERS, Candidate
 
 REPLY_BYTES = 16384
-
-PASSED = (
-    *("HOME", "LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH", "MPLCONFIGDIR", "PATH"),
-    *("PYTHONDONTWRITEBYTECODE", "PYTHONHASHSEED", "PYTHONPYCACHEPREFIX", "TMPDIR", "TZ"),
-)
-"""Variables that a judging process gets. All others, credentials included, are withheld."""
-
-ONE_THREAD = dict.fromkeys(("MKL_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+NICE, NICEST = 10, 19
+FEW = 5
 
 
 class ProcessFailedError(Exception):
@@ -39,13 +32,6 @@ class ProcessFailedError(Exception):
 
 class JudgementTimeoutError(ProcessFailedError):
     """The judging process did not answer in time and was killed."""
-
-
-class Start(BaseModel):
-    """The first line of a judging process: the gaps of its confinement, or why it cannot judge."""
-
-    gaps: tuple[str, ...] = ()
-    refused: str = ""
 
 
 class Reply(BaseModel):
@@ -68,177 +54,182 @@ class JudgementRequest(NamedTuple):
     line: bytes
 
 
-def environment() -> dict[str, str]:
-    """The variables of a judging process: those in PASSED, and the module path."""
-    passed = {name: os.environ[name] for name in PASSED if name in os.environ}
-    return passed | ONE_THREAD | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-
-
-Line = TypeVar("Line", Start, Reply)
-
-
 class JudgingProcess:
-    """A judging process, started by the constructor. For one thread at a time, except `kill`.
+    """A judging process that a warm parent has forked. For one thread at a time, except `kill`.
 
-    On Linux it is killed when the thread that started it ends. It is stopped after the last of the texts that it was
-    given together, so that code which a text left in it does not run. `program`: the module that it runs. Raises
-    OSError when it cannot be started.
+    `verifier`: what its warm parent is for; `descriptor`: a pidfd, or -1 where there are none; `requests`, `replies`:
+    our ends of its pipes.
     """
 
-    def __init__(self, verifiers: Sequence[str], program: str) -> None:
-        command = [sys.executable, "-P", "-m", program, str(os.getpid()), *verifiers]
-        self._process = subprocess.Popen(
-            command,
-            bufsize=0,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=environment(),
-            cwd="/",
-            start_new_session=True,
-        )
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._requests, self._replies = self._process.stdin, self._process.stdout
-        os.set_blocking(self._requests.fileno(), False)  # a process that does not read must not block its parent
-        self._writable = _poll(self._requests.fileno(), select.POLLOUT)
-        self._readable = _poll(self._replies.fileno(), select.POLLIN)
-        self._unread = b""
-        self._patience_s = 0.0
-        self._gaps: tuple[str, ...] | None = None
-        self._seen = psutil.Process(self._process.pid)
-        self._bytes_at_start = 0
+    def __init__(self, verifier: str, pid: int, descriptor: int, requests: int, replies: int) -> None:
+        self.verifier, self.pid, self._descriptor = verifier, pid, descriptor
+        self._requests, self._replies = requests, replies
+        os.set_blocking(requests, False)  # a process that does not read must not block its parent
+        self._writable, self._readable = _poll(requests, select.POLLOUT), _poll(replies, select.POLLIN)
+        self._unread, self._due, self._dead = b"", 0, False
+        self._deadline: Deadline | None = None
+        self._mark = ""
+        self._bytes_at_start = self._resident_bytes()
         self.judged = 0
 
     @property
-    def pid(self) -> int:
-        """Its process id."""
-        return self._process.pid
-
-    @property
     def alive(self) -> bool:
-        """Whether it runs."""
-        return self._process.poll() is None
-
-    def ready(self, patience_s: float) -> tuple[str, ...]:
-        """Wait until it is confined; returns the gaps of its confinement.
-
-        Raises ProcessFailedError, with the process's own reason when it cannot judge.
-        """
-        if self._gaps is None:
-            self._patience_s = patience_s
-            start = self._parsed(Start, self._received(time.monotonic() + patience_s))
-            if start.refused:
-                self.kill()
-                raise ProcessFailedError(f"it cannot judge: {start.refused}")
-            self._gaps = start.gaps
-            self._bytes_at_start = self._resident_bytes()
-        return self._gaps
+        """Whether it was not seen to end."""
+        return not self._dead
 
     def kept_bytes(self) -> int:
-        """How many bytes more memory it holds than before its first judgement."""
-        return self._resident_bytes() - self._bytes_at_start if self._gaps is not None else 0
+        """How many bytes more memory it holds than when it was forked."""
+        return self._resident_bytes() - self._bytes_at_start
 
     def _resident_bytes(self) -> int:
         try:
-            return int(self._seen.memory_info().rss)
+            return int(psutil.Process(self.pid).memory_info().rss)
         except psutil.NoSuchProcess:
             return 0
 
-    def judge(self, requests: Sequence[JudgementRequest], timeout_s: float) -> Iterator[Reply]:
-        """The reply to each request in turn; each text has `timeout_s` seconds.
+    def ask(self, request: JudgementRequest, cpu_s: float, wall_s: float) -> None:
+        """Send a text, which has `cpu_s` seconds of the process's CPU time and `wall_s` on the clock from now.
 
-        Within them the process must also answer a second, empty request. So a text that writes the reply itself and
-        keeps running has no judgement. Raises ProcessFailedError, JudgementTimeoutError: then the request whose reply
-        is missing failed, and those after it are not judged.
+        Raises ProcessFailedError, JudgementTimeoutError.
         """
-        self._process.send_signal(signal.SIGCONT)
-        self._patience_s, until = timeout_s, time.monotonic() + timeout_s
-        self._send(requests[0].line, until)
-        for place, request in enumerate(requests):
-            self.judged += 1
-            reply = self._reply(request.mark, until, due=1)
-            # The next request travels with the empty one: the process need not be woken for each.
-            empty, following = _marked(), requests[place + 1 : place + 2]
-            self._send(b"".join(each.line for each in (empty, *following)), until)
-            try:
-                self._reply(empty.mark, until, due=1 + len(following))
-            except JudgementTimeoutError:
-                raise JudgementTimeoutError(
-                    f"within {timeout_s:g} s: the judged text kept running after its reply"
-                ) from None
-            until = time.monotonic() + timeout_s
-            yield reply
-        if sys.platform == "linux":  # elsewhere a stopped process would outlive a killed parent
-            self._process.send_signal(signal.SIGSTOP)
+        self._deadline, self._mark = Deadline(Clock(self.pid), cpu_s, wall_s), request.mark
+        self.judged += 1
+        self._send(request.line, self._deadline)
 
-    def _reply(self, mark: str, until: float, due: int) -> Reply:
-        """The reply to the request with that mark; `due`: how many replies are due, this one included."""
-        reply = self._parsed(Reply, self._received(until, due))
+    def quick_reply(self) -> Reply | None:
+        """The reply to the text that was sent; None if its judgement takes long.
+
+        Raises ProcessFailedError, JudgementTimeoutError.
+        """
+        return self._parsed(self._unread, self._mark) if self._received(even_if_slow=False) else None
+
+    def reply(self) -> Reply:
+        """The reply to the text that was sent, by its deadline. Raises ProcessFailedError, JudgementTimeoutError."""
+        self._received(even_if_slow=True)
+        return self._parsed(self._unread, self._mark)
+
+    def check_ended(self) -> None:
+        """Raise unless the judgement has ended: a text that writes the reply itself and keeps running has none.
+
+        The process must answer an empty request before the text's deadline. Raises ProcessFailedError,
+        JudgementTimeoutError.
+        """
+        assert self._deadline is not None
+        empty = _marked()
+        self._send(empty.line, self._deadline)
+        try:
+            self._received(even_if_slow=True)
+        except JudgementTimeoutError as error:
+            raise JudgementTimeoutError(f"{error}: the judged text kept running after its reply") from None
+        self._parsed(self._unread, empty.mark)
+
+    def suspend(self) -> None:
+        """Stop it while it has no text, so that code which a text left in it does not run."""
+        if sys.platform == "linux":  # elsewhere a stopped process would outlive a killed parent
+            self._signal(signal.SIGSTOP)
+
+    def wake(self) -> None:
+        """Let it run again."""
+        self._signal(signal.SIGCONT)
+
+    def put_in_background(self, newer: int) -> None:
+        """Let other judging processes go first: its text takes long. `newer`: how many such texts came after it.
+
+        The more there are, the lower the priority of the oldest, so that all together leave most of the CPU time.
+        """
+        try:
+            os.setpriority(os.PRIO_PROCESS, self.pid, NICEST if newer else NICE)
+            if newer >= FEW and hasattr(os, "SCHED_IDLE"):
+                os.sched_setscheduler(self.pid, os.SCHED_IDLE, os.sched_param(0))
+        except (ProcessLookupError, PermissionError):
+            return  # it has ended, which the next wait notices; or only this priority is refused
+
+    def kill(self) -> None:
+        """Kill it. Its warm parent reaps it."""
+        self._dead = True
+        self._signal(signal.SIGKILL)
+
+    def close(self) -> None:
+        """Kill it and close its pipes."""
+        self.kill()
+        for descriptor in (self._requests, self._replies, self._descriptor):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._requests = self._replies = self._descriptor = -1
+
+    def _signal(self, number: signal.Signals) -> None:
+        try:
+            if self._descriptor >= 0:
+                signal.pidfd_send_signal(self._descriptor, number)
+            elif not sys.platform.startswith("linux"):
+                os.kill(self.pid, number)
+        except ProcessLookupError:
+            self._dead = True
+
+    def _parsed(self, line: bytes, mark: str) -> Reply:
+        self._unread = b""
+        try:
+            reply = Reply.model_validate_json(line)
+        except ValidationError:
+            self.kill()
+            raise ProcessFailedError("it sent an invalid reply and was killed") from None
         if reply.to != mark:
             self.kill()
             raise ProcessFailedError("it answered another request and was killed")
         return reply
 
-    def kill(self) -> None:
-        """Kill it and wait for its exit."""
-        self._process.kill()
-        self._process.wait()
-
-    def close(self) -> None:
-        """Kill it and close its pipes."""
-        self.kill()
-        self._requests.close()
-        self._replies.close()
-
-    def _parsed(self, kind: type[Line], line: bytes) -> Line:
-        try:
-            return kind.model_validate_json(line)
-        except ValidationError:
-            self.kill()
-            raise ProcessFailedError(f"it sent an invalid {kind.__name__.lower()} and was killed") from None
-
-    def _send(self, lines: bytes, until: float) -> None:
+    def _send(self, lines: bytes, deadline: Deadline) -> None:
         with self._killing():
             if self._readable.poll(0):
-                raise OSError("it wrote a line without a request")
+                raise OSError(self._unasked())
             left = memoryview(lines)
             while left:
                 try:
-                    left = left[os.write(self._requests.fileno(), left) :]
+                    left = left[os.write(self._requests, left) :]
                 except BlockingIOError:
-                    _wait(self._writable, until)
+                    deadline.wait(self._writable, even_if_slow=True)
 
-    def _received(self, until: float, due: int = 1) -> bytes:
-        """One line; the last one that is due ends with all that was sent."""
+    def _unasked(self) -> str:
+        return "it wrote a line without a request" if os.read(self._replies, REPLY_BYTES) else "it has ended"
+
+    def _received(self, *, even_if_slow: bool) -> bool:
+        """Whether one line, the last that was sent, has been read: False if that takes long, unless `even_if_slow`."""
+        assert self._deadline is not None
         with self._killing():
-            while b"\n" not in self._unread if due > 1 else not self._unread.endswith(b"\n"):
-                _wait(self._readable, until)
-                part = os.read(self._replies.fileno(), REPLY_BYTES)
+            while not self._unread.endswith(b"\n"):
+                if not self._deadline.wait(self._readable, even_if_slow=even_if_slow):
+                    return False
+                part = os.read(self._replies, REPLY_BYTES)
                 self._unread += part
-                if not part or len(self._unread) > due * REPLY_BYTES:
-                    raise OSError(
-                        "it closed its pipe" if not part else f"it wrote more than {REPLY_BYTES} bytes a line"
-                    )
-        end = self._unread.index(b"\n") + 1 if due > 1 else len(self._unread)
-        line, self._unread = self._unread[:end], self._unread[end:]
-        return line
+                if not part or len(self._unread) > REPLY_BYTES:
+                    raise OSError("it has ended" if not part else f"it wrote more than {REPLY_BYTES} bytes a line")
+        return True
 
     @contextmanager
     def _killing(self) -> Iterator[None]:
         """Kill the process when it is too late or breaks the rules, and say which."""
         try:
             yield
-        except TimeoutError:
+        except TimeoutError as error:
             self.kill()
-            raise JudgementTimeoutError(f"within {self._patience_s:g} s") from None
+            raise JudgementTimeoutError(str(error)) from None
         except OSError as error:
             self.kill()
-            raise ProcessFailedError(f"it died with {_exit_name(self._process.returncode)}: {error}") from None
+            raise ProcessFailedError(str(error)) from None
 
 
-def request_of(verifier: str, text: str, reference: Mapping[str, Any]) -> JudgementRequest:
+def request_of(kind: str, options: Mapping[str, Any], candidate: Candidate) -> JudgementRequest:
     """The request to judge a text. Raises TypeError, ValueError for a reference that cannot be written as JSON."""
-    return _marked(verifier, text, dict(reference))
+    return _marked(
+        {
+            "kind": kind,
+            "options": dict(options),
+            "text": candidate.text,
+            "reference": dict(candidate.reference),
+            "messages": [dict(message) for message in candidate.messages],
+            "metadata": dict(candidate.metadata),
+        }
+    )
 
 
 def _marked(*asked: Any) -> JudgementRequest:
@@ -246,19 +237,7 @@ def _marked(*asked: Any) -> JudgementRequest:
     return JudgementRequest(mark, json.dumps([mark, *asked]).encode() + b"\n")
 
 
-def _wait(ready: select.poll, until: float) -> None:
-    if not ready.poll(max(0.0, until - time.monotonic()) * 1000):
-        raise TimeoutError
-
-
 def _poll(descriptor: int, event: int) -> select.poll:
     ready = select.poll()
     ready.register(descriptor, event)
     return ready
-
-
-def _exit_name(code: int) -> str:
-    if code >= 0:
-        return f"status {code}"
-    known = {number.value: number.name for number in signal.Signals}  # the real-time signals have no names
-    return known.get(-code, f"signal {-code}")

@@ -98,7 +98,7 @@ def _unboxed(text: str) -> str:
     return before + inside + after if opened and closed else text
 
 
-def judge(text: str, reference: Mapping[str, Any]) -> Judgement:
+def judge(text: str, reference: Mapping[str, Any], options: Mapping[str, Any]) -> Judgement:
     """`reference` holds `answer`; correct iff the response's last "Answer:" line equals it, both normalised."""
     gold = normalised(str(reference["answer"]))
     if not gold:
@@ -107,4 +107,5 @@ def judge(text: str, reference: Mapping[str, Any]) -> Judgement:
         )
     found = normalised(answer_line(text))
     correct = found == gold
-    return Judgement(correct=correct, score=float(correct), answer=found)
+    reason = f"the last answer line reads {found[:100]!r}, the reference {gold[:100]!r}" if found else "no answer line"
+    return Judgement(correct=correct, score=float(correct), answer=found, reason=reason)

@@ -12,6 +12,7 @@ from typing import Any
 
 from verifier.verifiers.answer_line import answer_line
 from verifier.verifiers.base import Judgement
+from verifier.verifiers.evaluating import evaluates, runs_code
 
 TAGGED = re.compile(r"<answer>(.{0,2000}?)</answer>", re.DOTALL)
 NUMBER = re.compile(r"-?\d{1,100}(?:\.\d{1,100})?")
@@ -39,9 +40,22 @@ def extract_answer(text: str, oracle: str) -> str:
     return answer_line(text) or text.strip()
 
 
-def judge(text: str, reference: Mapping[str, Any]) -> Judgement:
-    """`reference` holds `task` and the generated `entry`; correct iff the task's own scorer gives 1."""
-    entry = reference["entry"]
+def evaluating_tasks() -> list[str]:
+    """The tasks whose scorers run an answer as Python: each of their texts needs a process of its own."""
+    from reasoning_gym import factory  # slow to import
+
+    return [task for task in sorted(factory.DATASETS) if evaluates(task)]
+
+
+def judge(text: str, reference: Mapping[str, Any], options: Mapping[str, Any]) -> Judgement:
+    """`reference` holds `task` and the generated `entry`; correct iff the task's own scorer gives 1.
+
+    An answer that would run code is wrong: a scorer that evaluates answers is not given it.
+    """
+    task, entry = reference["task"], reference["entry"]
     answer = extract_answer(text, str(entry["answer"]))
-    score = float(_scorer(reference["task"])(answer, entry))
-    return Judgement(correct=score >= 1.0, score=min(1.0, max(0.0, score)), answer=answer)
+    if evaluates(task) and runs_code(answer):
+        return Judgement(correct=False, score=0.0, answer=answer, reason="the answer would run code; it is not run")
+    score = float(_scorer(task)(answer, entry))
+    reason = f"the scorer of {task} gives {score:g} for {answer[:100]!r}"
+    return Judgement(correct=score >= 1.0, score=min(1.0, max(0.0, score)), answer=answer, reason=reason)

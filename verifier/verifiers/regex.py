@@ -12,8 +12,10 @@ from typing import Any
 from verifier.verifiers.base import Judgement
 
 
-def judge(text: str, reference: Mapping[str, Any]) -> Judgement:
+def judge(text: str, reference: Mapping[str, Any], options: Mapping[str, Any]) -> Judgement:
     """`reference` holds `pattern`; correct iff it is found in the response. The answer is the match."""
     found = re.search(reference["pattern"], text)
     correct = found is not None
-    return Judgement(correct=correct, score=float(correct), answer=found.group() if found else "")
+    answer = found.group() if found else ""
+    reason = f"the pattern matches {answer[:100]!r}" if found else "the pattern matches nothing"
+    return Judgement(correct=correct, score=float(correct), answer=answer, reason=reason)

@@ -6,13 +6,15 @@ Must not be used outside benchmarks of the streams. `python -m tests.harness.stu
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 import verifier.service
-from services.contracts import Outcome
+from services.contracts import Lane, Outcome
 from services.process import main
-from verifier.sandbox.pool import Finding
+from services.settings.rewards.reward import Reward
+from verifier.sandbox.finding import Finding
+from verifier.verifiers.base import Candidate
 
 
 class StubSandbox:
@@ -30,18 +32,18 @@ class StubSandbox:
     def __exit__(self, *_: object) -> None:
         """Nothing was started."""
 
-    async def start(self) -> list[str]:
+    async def start(self) -> tuple[str, ...]:
         """No gaps in the confinement: there is nothing to confine."""
-        return []
+        return ()
 
-    async def judge(self, verifier: str, text: str, reference: dict[str, Any], *, fresh: bool = False) -> Finding:
+    async def judge(self, reward: Reward, candidate: Candidate, *, lane: Lane = Lane.TRAIN) -> Finding:
         """Whether the text starts with the right word."""
-        return self._findings[text.startswith("right")]
+        return self._findings[candidate.text.startswith("right")]
 
     async def judge_all(
-        self, texts: Sequence[tuple[str, str, dict[str, Any]]]
-    ) -> AsyncIterator[list[tuple[int, Finding]]]:
-        """The place and the finding of each (verifier, text, reference), all at once."""
+        self, texts: Sequence[tuple[Reward, Candidate]], *, lane: Lane = Lane.TRAIN
+    ) -> AsyncGenerator[list[tuple[int, Finding]], None]:
+        """The place and the finding of each text, all at once."""
         yield [(place, await self.judge(*text)) for place, text in enumerate(texts)]
 
 

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from benchmarks.programs.__main__ import verdict
-from benchmarks.programs.records import RECORDS
+from benchmarks.verifier.programs.__main__ import verdict
+from benchmarks.verifier.programs.records import RECORDS
 
 
 async def shares(programs):

@@ -1,4 +1,4 @@
-"""Owns the command line: `python -m benchmarks.verdicts FOLDER` prints the tables on the data in a folder.
+"""Owns the command line: `python -m benchmarks.verifier.verdicts FOLDER` prints the tables on the data in a folder.
 
 Must not download: the folder holds math500.jsonl, aime24.jsonl, gsm8k_test.jsonl and, if wanted,
 example_model_solutions.jsonl (openai/grade-school-math). A file that is not there is named and left out. Takes minutes.
@@ -10,7 +10,7 @@ import argparse
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from benchmarks.verdicts import golds, solutions, speed
+from benchmarks.verifier.verdicts import golds, solutions, speed
 
 TABLES: tuple[tuple[str, Callable[[Path], Iterator[str]]], ...] = (
     ("math500.jsonl", golds.table),
@@ -31,6 +31,6 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.verdicts", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.verifier.verdicts", description=__doc__)
     parser.add_argument("folder", type=Path, help="where the data is")
     main(parser.parse_args().folder)

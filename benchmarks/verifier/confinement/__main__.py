@@ -1,4 +1,4 @@
-"""Owns the command line: `python -m benchmarks.confinement` prints judgements per second and their ratio, per verifier.
+"""Owns `python -m benchmarks.verifier.confinement`: judgements per second and their ratio, per verifier.
 
 Must not measure anything except whole judgements, from the request to the finding. Takes up to two minutes.
 """
@@ -13,9 +13,11 @@ from typing import Any
 import reasoning_gym
 
 from services.contracts import Outcome
+from services.settings.rewards.reward import parse_text
 from verifier.sandbox.pool import Sandbox
+from verifier.verifiers.base import Candidate
 
-PROGRAMS = ("benchmarks.confinement.unconfined", "verifier.sandbox.child")
+PROGRAMS = ("benchmarks.verifier.confinement.unconfined", "verifier.sandbox.server")
 CHAIN_SUM = reasoning_gym.create_dataset("chain_sum", size=1, seed=1)[0]
 
 WORK: dict[str, tuple[int, str, dict[str, Any]]] = {
@@ -31,7 +33,8 @@ async def seconds(sandbox: Sandbox, verifier: str) -> float:
     """The duration of one round."""
     count, text, reference = WORK[verifier]
     started = time.perf_counter()
-    findings = await asyncio.gather(*(sandbox.judge(verifier, text, reference) for _ in range(count)))
+    judging = sandbox.judge_all([(parse_text(verifier), Candidate(text, reference))] * count)
+    findings = [finding async for found in judging for _, finding in found]
     assert all(finding.outcome is Outcome.CORRECT for finding in findings), findings[0]
     return time.perf_counter() - started
 
@@ -41,7 +44,8 @@ async def compare(rounds: int) -> None:
 
     Slower rounds measure other load on the machine; timeit also takes the fastest.
     """
-    with Sandbox(1, 20.0, WORK, program=PROGRAMS[0]) as free, Sandbox(1, 20.0, WORK) as confined:
+    rewards = [parse_text(verifier) for verifier in WORK]
+    with Sandbox(1, 20.0, rewards, program=PROGRAMS[0]) as free, Sandbox(1, 20.0, rewards) as confined:
         for sandbox in (free, confined):
             print("confinement gaps:", *await sandbox.start() or ["none"])
         print(f"{'verifier':14} {'unconfined/s':>13} {'confined/s':>11} {'ratio':>6}")
@@ -52,6 +56,6 @@ async def compare(rounds: int) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.confinement", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.verifier.confinement", description=__doc__)
     parser.add_argument("--rounds", type=int, default=50, help="of each verifier, with and without confinement")
     asyncio.run(compare(parser.parse_args().rounds))

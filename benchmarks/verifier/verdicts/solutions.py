@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.verdicts.golds import verdict
+from benchmarks.verifier.verdicts.golds import verdict
 
 LAST = re.compile(r"\nA: *([^\n]*)\s*$")
 MARKS = {

@@ -1,53 +1,62 @@
 """A judging process in which a text runs code can send one reply, in time, to its own request, and no other."""
 
-import asyncio
+import os
 import pickle
+import subprocess
+import sys
 
 import psutil
 import pytest
 
 from services.contracts import Outcome
-from verifier.sandbox.pool import KEPT_BYTES, Sandbox
+from tests.harness.process_trees import alive
+from tests.verifier.sandbox.judged import (
+    EVALUATED,
+    HOSTILE,
+    PROGRAM,
+    SLEEPING,
+    found_in,
+    matching,
+    pid_of,
+    ran,
+    until,
+)
+from verifier.sandbox.lane import KEPT_BYTES, WALL_FACTOR
+from verifier.sandbox.pool import Sandbox
 from verifier.sandbox.process import JudgingProcess, ProcessFailedError, request_of
+from verifier.verifiers.base import Candidate
 
-HOSTILE = "tests.verifier.hostile"
-FORGER = "tests.verifier.forger"
+FORGER = "tests.verifier.sandbox.forger"
 RIGHT = '{"to": "MARK", "correct": true, "score": 0.5, "answer": "x"}'
 
 
 @pytest.fixture(scope="module")
 def hostile():
     """A sandbox whose processes run code."""
-    with Sandbox(1, 20.0, program=HOSTILE) as sandbox:
+    with Sandbox(1, 20.0, program=PROGRAM) as sandbox:
         yield sandbox
 
 
 @pytest.fixture
 def forger():
     """A process that sends the lines that the test gives it."""
-    process = JudgingProcess((), FORGER)
-    process.ready(20.0)
-    yield process
-    process.close()
+    their_requests, requests = os.pipe()
+    replies, their_replies = os.pipe()
+    with subprocess.Popen([sys.executable, "-m", FORGER], stdin=their_requests, stdout=their_replies) as program:
+        os.close(their_requests)
+        os.close(their_replies)
+        process = JudgingProcess("", program.pid, os.pidfd_open(program.pid), requests, replies)
+        yield process
+        process.close()
 
 
 def reply_to(process, says):
-    [reply] = process.judge([request_of("", "", {"says": says})], 20.0)
-    return reply
-
-
-async def judging_process(sandbox, **how):
-    found = await sandbox.judge("python", "import os; found = os.getpid()", {}, **how)
-    return psutil.Process(int(found.answer))
+    process.ask(request_of("", {}, Candidate("", {"says": says})), 20.0, 20.0)
+    return process.reply()
 
 
 async def stopped(process):
-    """Whether the process stops: a signal is delivered with a delay."""
-    for _ in range(600):
-        if process.status() == psutil.STATUS_STOPPED:
-            return True
-        await asyncio.sleep(0.05)
-    return False
+    await until(lambda: process.status() == psutil.STATUS_STOPPED, "a process without a text is stopped")
 
 
 def test_a_valid_reply_is_accepted(forger):
@@ -130,53 +139,51 @@ class Bomb:
         return (open, (str(self.path), "w"))
 
 
+@pytest.mark.parametrize("by", [HOSTILE, EVALUATED], ids=["shared", "own process"])
 @pytest.mark.parametrize(
     "sent",
     [b'{"correct": true, "score": 1.0, "answer": "forged"}\n', b"[" * 10_000 + b"\n", b"\xff\n", b"x" * 100_000],
 )
-async def test_a_forged_line_is_unknown_and_kills_the_process(hostile, sent):
-    found = await hostile.judge("python", REACHES, {"sent": sent.hex()})
+async def test_a_forged_line_is_unknown_and_kills_the_process(hostile, sent, by):
+    found = await found_in(hostile, REACHES, by, sent=sent.hex())
     assert (found.outcome, found.fault) == (Outcome.UNKNOWN, "died"), found
     assert "the judging process failed" in found.reason
-    assert (await hostile.judge("pattern", "b", {"pattern": "a"})).outcome is Outcome.WRONG
+    assert (await hostile.judge(*matching("b"))).outcome is Outcome.WRONG
 
 
 async def test_a_text_that_forges_its_reply_and_ends_has_no_judgement(hostile):
     """The process's real reply follows the forged one."""
-    found = await hostile.judge("python", FORGES, {})
+    found = await found_in(hostile, FORGES, EVALUATED)
     assert (found.outcome, found.fault) == (Outcome.UNKNOWN, "died"), found
-    assert (await hostile.judge("pattern", "b", {"pattern": "a"})).outcome is Outcome.WRONG
+    assert (await hostile.judge(*matching("b"))).outcome is Outcome.WRONG
 
 
 async def test_nothing_is_unpickled(hostile, tmp_path):
     bomb = pickle.dumps(Bomb(tmp_path / "burst"))
     sent = len(bomb).to_bytes(4, "big") + bomb
-    assert (await hostile.judge("python", REACHES, {"sent": sent.hex() + b"\n".hex()})).outcome is Outcome.UNKNOWN
+    found = await found_in(hostile, REACHES, EVALUATED, sent=sent.hex() + b"\n".hex())
+    assert found.outcome is Outcome.UNKNOWN
     assert not list(tmp_path.iterdir())
 
 
-async def test_a_process_that_does_not_answer_is_killed_in_time():
-    with Sandbox(1, 1.0, program=HOSTILE) as sandbox:
-        await sandbox.start()
-        found = await sandbox.judge("python", "import time\nwhile True: time.sleep(1)", {})
-        assert (found.reason, found.fault) == ("no judgement within 1 s", "timeout")
-        half = REACHES + "import time\nwhile True: time.sleep(1)"
-        assert (await sandbox.judge("python", half, {"sent": b'{"corr'.hex()})).reason == "no judgement within 1 s"
-        sandbox._timeout_s = 20.0  # this judgement must not time out
-        assert (await sandbox.judge("python", "found = 1", {})).answer == "1"
+@pytest.mark.parametrize("by", [HOSTILE, EVALUATED], ids=["shared", "own process"])
+async def test_a_process_that_does_not_answer_is_killed_in_time(by):
+    with Sandbox(1, 0.1, program=PROGRAM) as sandbox:
+        for code in (SLEEPING, REACHES + SLEEPING):  # the second has sent half a line
+            found = await found_in(sandbox, code, by, sent=b'{"corr'.hex())
+            assert (found.reason, found.fault) == (f"no judgement within {0.1 * WALL_FACTOR:g} s", "timeout")
+        assert await ran(sandbox, "found = 1", by) == "1"
 
 
 @pytest.mark.parametrize(
     "after", [LINGERS, pytest.param(KEEPS_RUNNING, marks=pytest.mark.slow)], ids=["waiting", "busy"]
 )
 async def test_a_text_that_forges_its_reply_and_runs_on_times_out(after):
-    with Sandbox(1, 5.0, program=HOSTILE) as sandbox:
-        await sandbox.start()
-        found = await sandbox.judge("python", FORGES + after, {})
+    with Sandbox(1, 0.2, program=PROGRAM) as sandbox:
+        found = await found_in(sandbox, FORGES + after, EVALUATED)
         assert (found.outcome, found.fault) == (Outcome.UNKNOWN, "timeout"), found
-        assert found.reason == "no judgement within 5 s: the judged text kept running after its reply"
-        sandbox._timeout_s = 20.0  # this judgement must not time out
-        assert (await sandbox.judge("pattern", "b", {"pattern": "a"})).outcome is Outcome.WRONG
+        assert found.reason.endswith("s: the judged text kept running after its reply")
+        assert (await sandbox.judge(*matching("b"))).outcome is Outcome.WRONG
 
 
 @pytest.mark.parametrize(
@@ -184,48 +191,42 @@ async def test_a_text_that_forges_its_reply_and_runs_on_times_out(after):
     [(FORGES, "died"), (FORGES + LINGERS, "timeout"), (REACHES, "died"), ("import time\n" + LINGERS, "timeout")],
 )
 async def test_texts_judged_with_a_hostile_one_are_judged(between, fault):
-    texts = [
-        ("pattern", "a", {"pattern": "a"}),
-        ("python", between, {"sent": "5b0a"}),
-        ("pattern", "b", {"pattern": "a"}),
-    ]
-    with Sandbox(1, 5.0, program=HOSTILE) as sandbox:
-        await sandbox.start()
+    texts = [matching("a"), (EVALUATED, Candidate(between, {"sent": "5b0a"})), matching("b")]
+    with Sandbox(1, 0.2, program=PROGRAM) as sandbox:
         placed = [finding async for findings in sandbox.judge_all(texts) for finding in findings]
-    assert [place for place, _ in placed] == [0, 1, 2]
-    first, hostile, last = [finding for _, finding in placed]
+    assert sorted(place for place, _ in placed) == [0, 1, 2]
+    first, hostile, last = [finding for _, finding in sorted(placed, key=lambda each: each[0])]
     assert (first.outcome, hostile.fault, last.outcome) == (Outcome.CORRECT, fault, Outcome.WRONG)
 
 
 async def test_nothing_runs_between_two_judgements():
-    with Sandbox(1, 20.0, program=HOSTILE) as sandbox:
-        await sandbox.start()
-        process = await judging_process(sandbox)
-        assert await stopped(process)
-        # The strongest attack of a text: it takes over the whole process and imitates it.
-        assert (await sandbox.judge("python", FORGES + LISTENS + KEEPS_RUNNING, {})).answer == "forged"
-        assert await stopped(process)
+    with Sandbox(1, 20.0, program=PROGRAM) as sandbox:
+        process = psutil.Process(await pid_of(sandbox))
+        await stopped(process)
+        # The strongest attack of a text on those after it: it takes over the process and imitates it.
+        assert (await found_in(sandbox, FORGES + LISTENS + KEEPS_RUNNING)).answer == "forged"
+        await stopped(process)
         before = process.cpu_times()
-        await asyncio.sleep(0.5)
+        assert (await sandbox.judge(*matching("b"))).outcome is Outcome.WRONG  # some time passes
         assert process.cpu_times() == before
-        # Another text may be judged by this process once, but never in a fresh process.
-        assert (await sandbox.judge("pattern", "b", {"pattern": "a"}, fresh=True)).outcome is Outcome.WRONG
-        assert not process.is_running()
 
 
-async def test_a_process_is_kept_unless_a_fresh_one_is_requested(hostile):
-    first = await judging_process(hostile)
-    assert await judging_process(hostile) == first
-    second = await judging_process(hostile, fresh=True)
+async def test_a_process_whose_texts_cannot_run_code_is_kept(hostile):
+    first = await pid_of(hostile)
+    assert await pid_of(hostile) == first
+    await found_in(hostile, "import os; os._exit(0)")
+    second = await pid_of(hostile)
     assert second != first
-    assert await judging_process(hostile) == second
+    assert await pid_of(hostile) == second
 
 
-@pytest.mark.parametrize(("megabytes", "renewed"), [(50, False), ((KEPT_BYTES >> 20) + 50, True)])
+@pytest.mark.parametrize(("megabytes", "renewed"), [(2, False), ((KEPT_BYTES >> 20) + 50, True)])
 async def test_memory_that_a_text_leaves_behind_kills_the_process(hostile, megabytes, renewed):
-    before = await judging_process(hostile, fresh=True)
+    await found_in(hostile, "import os; os._exit(0)")
+    before = psutil.Process(await pid_of(hostile))
     keeps = "import builtins; builtins.kept = b'x' * (megabytes << 20)"
-    assert (await hostile.judge("python", keeps, {"megabytes": megabytes})).outcome is Outcome.CORRECT
-    assert before.is_running() is not renewed
-    found = await hostile.judge("python", "import builtins; found = hasattr(builtins, 'kept')", {})
-    assert found.answer == str(not renewed)
+    assert (await found_in(hostile, keeps, megabytes=megabytes)).outcome is Outcome.CORRECT
+    assert await ran(hostile, "import builtins; found = hasattr(builtins, 'kept')") == str(not renewed)
+    if renewed:
+        await until(lambda: not alive(before), "the process has ended")
+    assert alive(before) is not renewed

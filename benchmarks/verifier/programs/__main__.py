@@ -1,4 +1,4 @@
-"""Owns the command line: `python -m benchmarks.programs` prints the pass rates of right and of faulty programs.
+"""Owns `python -m benchmarks.verifier.programs`: the pass rates of right and of faulty programs.
 
 Must not count anything but whole verdicts. Takes about half a minute.
 """
@@ -9,7 +9,7 @@ import argparse
 import asyncio
 import time
 
-from benchmarks.programs.records import RECORDS, PlantedRecord
+from benchmarks.verifier.programs.records import RECORDS, PlantedRecord
 from verifier.programs.limits import ProgramLimits
 from verifier.programs.verdict import find_isolation, judge
 from verifier.verifiers.base import Judgement
@@ -42,6 +42,6 @@ async def measure(concurrent: int) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.programs", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.verifier.programs", description=__doc__)
     parser.add_argument("--concurrent", type=int, default=2, help="programs that are judged at once")
     asyncio.run(measure(parser.parse_args().concurrent))

@@ -12,14 +12,13 @@ def say(line: str) -> None:
 
 
 def main() -> None:
-    say("{}")  # ready
     last = ""
     for request in sys.stdin:
         mark, *asked = json.loads(request)
         if not asked:
             say(json.dumps({"to": mark}))
             continue
-        say(asked[2]["says"].replace("MARK", mark).replace("LAST", last))
+        say(asked[0]["reference"]["says"].replace("MARK", mark).replace("LAST", last))
         last = mark
 
 

@@ -12,13 +12,26 @@ import psutil
 import pytest
 
 from services.contracts import Outcome
+from tests.verifier.sandbox.judged import (
+    EVALUATED,
+    GYM,
+    HOSTILE,
+    MATH,
+    PATTERN,
+    PROGRAM,
+    found_in,
+    matching,
+    pid_of,
+    ran,
+    warm_parents,
+)
 from verifier.sandbox.confinement import ALLOWED
 from verifier.sandbox.pool import Sandbox, SandboxError
+from verifier.verifiers.base import Candidate
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has seccomp and Landlock")
 
 SECRET = "correct-horse"
-HOSTILE = "tests.verifier.hostile"
 REFUSED = f"PermissionError {errno.EPERM}"
 
 
@@ -29,13 +42,13 @@ def hostile(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         for name, value in secrets.items():
             patch.setenv(name, value)
-        with Sandbox(1, 20.0, ("math",), program=HOSTILE) as sandbox:
+        with Sandbox(1, 20.0, program=PROGRAM) as sandbox:
             yield sandbox
 
 
 @pytest.fixture(scope="module")
 def landlock():
-    with Sandbox(1, 20.0) as sandbox:
+    with Sandbox(1, 20.0, [PATTERN]) as sandbox:
         gaps = asyncio.run(sandbox.start())
     if gaps:
         pytest.skip(f"this kernel does not restrict reading of files: {gaps[0]}")
@@ -47,18 +60,6 @@ def bystander():
         yield process
         assert process.poll() is None
         process.kill()
-
-
-async def ran(sandbox, code, **scope):
-    """The result of the code in the judging process."""
-    found = await sandbox.judge("python", code, scope)
-    assert found.outcome is Outcome.CORRECT, found
-    return found.answer
-
-
-def judging_processes():
-    children = psutil.Process().children()  # includes those of other tests, which may have ended
-    return [child for child in children if child.status() != psutil.STATUS_ZOMBIE and HOSTILE in child.cmdline()]
 
 
 FORBIDDEN = {
@@ -77,6 +78,11 @@ FORBIDDEN = {
     "signal to every process": "import os; os.kill(-1, 0)",
     "signal to its group": "import os; os.killpg(0, 0)",
     "signal by descriptor": "import os; os.pidfd_open(bystander)",
+    "signal to itself": "import os; os.kill(os.getpid(), 0)",
+    "stop of itself": "import signal; signal.raise_signal(signal.SIGSTOP)",
+    "end of its children": "import os; os.waitpid(-1, 0)",
+    "death of its parent ignored": "import ctypes, os\n"
+    "if ctypes.CDLL(None, use_errno=True).prctl(1, 0, 0, 0, 0): raise OSError(ctypes.get_errno(), '')",
     "signal through a file": "import fcntl; fcntl.fcntl(1, fcntl.F_SETOWN, bystander)",
     "limits of a bystander": "import resource; resource.prlimit(bystander, resource.RLIMIT_NOFILE, (0, 0))",
     "own limits": "import ctypes, resource, os\n"
@@ -148,9 +154,8 @@ async def test_system_calls_that_judging_does_not_need_are_rejected(hostile):
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="only x86_64 has the x32 interface")
 async def test_a_call_through_the_x32_interface_kills_the_process(hostile):
     x32 = 0x40000000
-    found = await hostile.judge("python", f"import ctypes; ctypes.CDLL(None).syscall({x32} + 41, 2, 1, 0)", {})
-    assert found.outcome is Outcome.UNKNOWN
-    assert "died with SIGSYS" in found.reason
+    found = await found_in(hostile, f"import ctypes; ctypes.CDLL(None).syscall({x32} + 41, 2, 1, 0)")
+    assert (found.outcome, found.fault) == (Outcome.UNKNOWN, "died")
     assert await ran(hostile, "found = 1") == "1"
 
 
@@ -169,7 +174,7 @@ PATHS = (
 @pytest.mark.parametrize("path", PATHS)
 async def test_a_file_outside_pythons_folders_is_not_read(hostile, tmp_path, path):
     (tmp_path / "secret").write_text(SECRET)
-    path = path.format(folder=tmp_path, parent=os.getpid(), root=Path(__file__).parents[2])
+    path = path.format(folder=tmp_path, parent=os.getpid(), root=Path(__file__).parents[3])
     code = "import os; found = 'absent' if not os.path.lexists(path) else os.open(path, os.O_RDONLY)"
     assert await ran(hostile, code, path=path) in {f"PermissionError {errno.EACCES}", "absent"}
 
@@ -177,17 +182,16 @@ async def test_a_file_outside_pythons_folders_is_not_read(hostile, tmp_path, pat
 async def test_no_secret_is_in_the_environment(hostile):
     code = "import os; found = [value in str(dict(os.environ)) for value in (secret, passed)]"
     assert await ran(hostile, code, secret=SECRET, passed=os.environ["PATH"]) == "[False, True]"
-    [process] = judging_processes()
+    process = psutil.Process(await pid_of(hostile))
     block = process.environ()  # the variables from its start, which the process cannot clear
     assert SECRET not in block.values()
     assert "PYTHONPATH" in block
 
 
 async def test_the_only_open_files_are_its_pipes(hostile):
-    [process] = judging_processes()
-    folder = f"/proc/{process.pid}/fd"
-    held = {os.readlink(f"{folder}/{name}").split(":")[0] for name in os.listdir(folder)}
-    assert held == {"pipe", "/dev/null"}
+    folder = f"/proc/{await pid_of(hostile)}/fd"
+    held = [os.readlink(f"{folder}/{name}").split(":")[0] for name in os.listdir(folder)]
+    assert sorted(held) == ["/dev/null"] * 4 + ["pipe"] * 2
 
 
 async def test_the_resources_of_a_process_are_limited(hostile):
@@ -201,8 +205,8 @@ IN_CONTAINER = """
 import sys
 from verifier.sandbox import confinement
 confinement.MEMORY_LIMITS = ({limit!r}, "/absent")
-from tests.verifier.hostile import main
-main(sys.argv[1:])
+from tests.verifier.sandbox.hostile import server
+server.main(sys.argv[1:])
 """
 
 
@@ -219,28 +223,31 @@ async def test_the_memory_limit_is_a_share_of_the_containers(tmp_path, monkeypat
     (tmp_path / "limit").write_text(f"{limit}\n")
     (tmp_path / "contained_judging.py").write_text(IN_CONTAINER.format(limit=str(tmp_path / "limit")))
     monkeypatch.syspath_prepend(str(tmp_path))
-    with Sandbox(1, 20.0, ("math",), program="contained_judging") as sandbox:
+    with Sandbox(1, 20.0, program="contained_judging") as sandbox:
         bound = int(await ran(sandbox, "import resource; found = resource.getrlimit(resource.RLIMIT_AS)[1]"))
         assert least <= bound <= most
         assert await ran(sandbox, "bytearray(bound)", bound=bound) == "MemoryError"
-        assert (await sandbox.judge("math", "$2$", {"answer": "2"})).outcome is Outcome.CORRECT
+        assert (await sandbox.judge(MATH, Candidate(r"\boxed{2}", {"answer": "2"}))).outcome is Outcome.CORRECT
 
 
 def test_out_of_memory_kills_the_judging_process_first(hostile):
-    asyncio.run(ran(hostile, "found = 1"))
-    [process] = judging_processes()
-    assert Path(f"/proc/{process.pid}/oom_score_adj").read_text() == "1000\n"
+    pid = asyncio.run(pid_of(hostile))
+    assert Path(f"/proc/{pid}/oom_score_adj").read_text() == "1000\n"
 
 
-@pytest.mark.parametrize(("code", "name"), [("os.abort()", "SIGABRT"), ("os.kill(os.getpid(), 40)", "signal 40")])
-async def test_a_signal_to_itself_ends_only_that_process(hostile, code, name):
-    found = await hostile.judge("python", f"import os; {code}", {})
+@pytest.mark.parametrize("by", [HOSTILE, EVALUATED], ids=["shared", "own process"])
+@pytest.mark.parametrize("code", ["os.abort()", "os._exit(0)", "import ctypes; ctypes.string_at(0)"])
+async def test_the_end_of_a_process_ends_only_that_process(hostile, by, code):
+    parents = {each.pid for each in warm_parents()}
+    other = await pid_of(hostile)
+    found = await found_in(hostile, f"import os; {code}", by)
     assert (found.outcome, found.fault) == (Outcome.UNKNOWN, "died")
-    assert f"died with {name}" in found.reason
+    assert {each.pid for each in warm_parents()} >= parents
+    assert (await pid_of(hostile) == other) is (by is EVALUATED)
 
 
 async def test_judging_continues_after_all_attempts(hostile):
-    assert (await hostile.judge("math", r"\boxed{\frac{1}{2}}", {"answer": "0.5"})).outcome is Outcome.CORRECT
+    assert (await hostile.judge(MATH, Candidate(r"\boxed{\frac{1}{2}}", {"answer": "0.5"}))).outcome is Outcome.CORRECT
 
 
 EXPLOITS = {
@@ -249,27 +256,39 @@ EXPLOITS = {
     "a connection": "[__import__('socket').create_connection(('127.0.0.1', {port}))]",
     "a signal": "[__import__('os').kill({pid}, 9)]",
 }
-EVALUATED = ("string_insertion", "spiral_matrix", "simple_integration", "countdown", "puzzle24")
+EVALUATING_TASKS = ("string_insertion", "spiral_matrix", "simple_integration", "countdown", "puzzle24")
 """Some of the tasks whose reasoning-gym scorer runs an answer as Python."""
 
-UNCONFINED = "import sys\nfrom verifier.sandbox import child\nchild.confine = list\nchild.main(sys.argv[1:])\n"
+EVALUATING = """import sys
+from verifier.sandbox import server
+from verifier.verifiers import reasoning_gym
+reasoning_gym.runs_code = lambda answer: False
+{}
+server.main(sys.argv[1:])
+"""
+"""A program that gives a scorer every answer: the confinement must hold where the look at the answer fails."""
 
 
 async def answered(sandbox, task, answer):
     import reasoning_gym
 
     entry = reasoning_gym.create_dataset(task, size=1, seed=1)[0]
-    return await sandbox.judge("reasoning-gym", f"<answer>{answer}</answer>", {"task": task, "entry": entry})
+    return await sandbox.judge(GYM, Candidate(f"<answer>{answer}</answer>", {"task": task, "entry": entry}))
 
 
-@pytest.fixture(scope="module")
-def real():
-    with Sandbox(1, 20.0, ("reasoning-gym",)) as sandbox:
-        yield sandbox
+@pytest.fixture(scope="module", params=["as it is", "every answer evaluated"])
+def real(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("programs")
+    (folder / "evaluating_judging.py").write_text(EVALUATING.format(""))
+    program = "verifier.sandbox.server" if request.param == "as it is" else "evaluating_judging"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(folder))
+        with Sandbox(1, 20.0, [GYM], program=program) as sandbox:
+            yield sandbox
 
 
 @pytest.mark.parametrize("name", EXPLOITS)
-@pytest.mark.parametrize("task", EVALUATED)
+@pytest.mark.parametrize("task", EVALUATING_TASKS)
 async def test_an_answer_that_a_scorer_evaluates_reaches_nothing(real, task, name, bystander, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(0.1)
@@ -283,10 +302,11 @@ async def test_an_answer_that_a_scorer_evaluates_reaches_nothing(real, task, nam
 
 async def test_the_same_answers_succeed_without_confinement(tmp_path, monkeypatch):
     """Otherwise the test above would prove nothing."""
-    (tmp_path / "unconfined_judging.py").write_text(UNCONFINED)
+    without = "server.confine, server.confine_further = list, lambda: lambda: None"
+    (tmp_path / "unconfined_judging.py").write_text(EVALUATING.format(without))
     monkeypatch.syspath_prepend(str(tmp_path))
-    with Sandbox(1, 20.0, ("reasoning-gym",), program="unconfined_judging") as sandbox:
-        for task in EVALUATED:
+    with Sandbox(1, 20.0, [GYM], program="unconfined_judging") as sandbox:
+        for task in EVALUATING_TASKS:
             made = tmp_path / task
             await answered(sandbox, task, EXPLOITS["a program"].format(file=str(made)))
             assert made.exists(), task
@@ -309,10 +329,10 @@ LAX = {
     ),
     "survives its parent": ("from verifier.sandbox import prctl; prctl.PR_SET_PDEATHSIG = 9999", "Invalid argument"),
 }
-PROGRAM = """import sys
+PROGRAM_WITH = """import sys
 from verifier.sandbox import confinement
 {}
-from verifier.sandbox.child import main
+from verifier.sandbox.server import main
 main(sys.argv[1:])
 """
 
@@ -320,14 +340,24 @@ main(sys.argv[1:])
 @pytest.mark.parametrize("name", LAX)
 async def test_a_process_that_is_not_confined_does_not_judge(name, tmp_path, monkeypatch):
     source, reason = LAX[name]
-    (tmp_path / "lax_judging.py").write_text(PROGRAM.format(source))
+    (tmp_path / "lax_judging.py").write_text(PROGRAM_WITH.format(source))
     monkeypatch.syspath_prepend(str(tmp_path))
-    with Sandbox(1, 20.0, program="lax_judging") as sandbox:
+    with Sandbox(1, 20.0, [PATTERN], program="lax_judging") as sandbox:
         with pytest.raises(SandboxError, match=reason):
             await sandbox.start()
-        found = await sandbox.judge("pattern", "a", {"pattern": "a"})
-        assert found.outcome is Outcome.UNKNOWN
-        assert reason in found.reason
+        for _ in range(6):  # more often than a warm parent that dies is started again
+            found = await sandbox.judge(*matching("a"))
+            assert found.outcome is Outcome.UNKNOWN
+            assert reason in found.reason
+
+
+async def test_a_judging_process_that_could_fork_does_not_judge(tmp_path, monkeypatch):
+    (tmp_path / "forking_judging.py").write_text(PROGRAM_WITH.format("confinement.DROPPED_CALLS = ()"))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with Sandbox(1, 20.0, [PATTERN], program="forking_judging") as sandbox:
+        await sandbox.start()
+        found = await sandbox.judge(*matching("a"))
+        assert (found.outcome, found.fault) == (Outcome.UNKNOWN, "died"), found
 
 
 WEAKER = {
@@ -344,19 +374,19 @@ WEAKER = {
 @pytest.mark.parametrize("name", WEAKER)
 async def test_gaps_of_a_platform_are_reported(name, tmp_path, monkeypatch):
     source, gap = WEAKER[name]
-    (tmp_path / "weaker_judging.py").write_text(PROGRAM.format(source))
+    (tmp_path / "weaker_judging.py").write_text(PROGRAM_WITH.format(source))
     monkeypatch.syspath_prepend(str(tmp_path))
-    with Sandbox(1, 20.0, program="weaker_judging") as sandbox:
+    with Sandbox(1, 20.0, [PATTERN], program="weaker_judging") as sandbox:
         [reported] = await sandbox.start()
         assert reported.startswith(gap)
-        assert (await sandbox.judge("pattern", "a", {"pattern": "a"})).outcome is Outcome.CORRECT
+        assert (await sandbox.judge(*matching("a"))).outcome is Outcome.CORRECT
 
 
 async def test_a_process_that_is_not_ready_in_time_is_an_error(tmp_path, monkeypatch):
     (tmp_path / "slow_judging.py").write_text("import time; time.sleep(60)")
     monkeypatch.syspath_prepend(str(tmp_path))
     with (
-        Sandbox(1, 20.0, start_s=0.5, program="slow_judging") as sandbox,
+        Sandbox(1, 20.0, [PATTERN], start_s=0.5, program="slow_judging") as sandbox,
         pytest.raises(SandboxError, match=r"not ready within 0\.5 s"),
     ):
         await sandbox.start()

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from benchmarks.verdicts.golds import golds, verdict
+from benchmarks.verifier.verdicts.golds import golds, verdict
 
 RESPONSES = 16  # of each prompt
 STEPS = "We compute it step by step, so that the sum is larger. " * 40
