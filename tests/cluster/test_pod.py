@@ -65,7 +65,7 @@ def test_an_unknown_role_is_rejected() -> None:
     command = [sys.executable, "-m", "deploy.kubernetes.node", "--role", "head"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode == 2
-    assert "'cpu', 'verifier', 'rollout', 'learner'" in ended.stderr
+    assert "'cpu', 'verifier', 'verifier-code', 'rollout', 'learner'" in ended.stderr
 
 
 def test_the_exit_status_of_ray_is_reported(pod: Pod, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,7 +61,7 @@ def test_rows_without_a_response_are_judged_by_their_answers(folder):
         ("def score(*_): return None", "it returned None (NoneType), expected a bool"),
         ("def score(*_): return float('nan')", "it returned nan (float)"),
         ("def score(*_): return 'yes'", "it returned 'yes' (str)"),
-        ("def score(*_):\n    return {}['x']", "it raised KeyError: 'x' (rewards.py, line 2)"),
+        ("def score(*_):\n    return {}['x']", "raised KeyError: 'x' (rewards.py, line 2)"),
         ("def score(*_):\n    import absent_package", "No module named 'absent_package' (rewards.py, line 2)"),
     ],
 )

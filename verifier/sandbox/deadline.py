@@ -11,10 +11,15 @@ import select
 import sys
 import time
 
-LOOK_S, FIRST_LOOK_S = 0.05, 0.045
+LOOK_S = 0.05
 """The pause between two looks at the CPU time of a process that has not answered."""
-SLOW_CPU_S, SLOW_WALL_S = 0.04, 0.25
-"""A judgement takes long from so many CPU seconds, or so many on the clock."""
+SLOW_WALL_S = 0.25
+"""A judgement takes long from so many seconds on the clock, whatever its CPU time."""
+USUAL_AT_FIRST_S = 0.004
+SLOW_FACTOR, LEAST_SLOW_S, MOST_SLOW_S = 10.0, 0.005, 0.25
+"""A judgement takes long from so many times the usual one, at least and at most so many CPU seconds."""
+REMEMBERED = 32
+"""How many judgements the usual one is made of, about: newer ones count more."""
 CPUCLOCK_SCHED = 2
 """Linux's clock of a process's CPU time: the id is made of the process id (clock_getcpuclockid in the C library)."""
 
@@ -43,19 +48,41 @@ class Deadline:
         self._cpu_at_start = max(0.0, clock.seconds())
         self._started = time.monotonic()
 
-    def wait(self, ready: select.poll, *, even_if_slow: bool) -> bool:
-        """Wait until `ready`; False if the judgement takes long, unless `even_if_slow`.
+    @property
+    def seconds(self) -> float:
+        """The seconds on the clock since it started."""
+        return time.monotonic() - self._started
+
+    def wait(self, ready: select.poll, slow_s: float | None = None) -> bool:
+        """Wait until `ready`; False if that takes long, `slow_s` CPU seconds (None: however long).
 
         Raises TimeoutError at the deadline.
         """
+        pause = LOOK_S if slow_s is None else min(LOOK_S, slow_s)
         while True:
             left = self._started + self._wall_s - time.monotonic()
-            if ready.poll(max(0.0, min(left, LOOK_S if even_if_slow else FIRST_LOOK_S)) * 1000):
+            if ready.poll(max(0.0, min(left, pause)) * 1000):
                 return True
             cpu, wall = self._clock.seconds() - self._cpu_at_start, time.monotonic() - self._started
             if cpu > self._cpu_s:
                 raise TimeoutError(f"within {self._cpu_s:g} s of CPU time")
             if wall >= self._wall_s:
                 raise TimeoutError(f"within {self._wall_s:g} s")
-            if not even_if_slow and (cpu >= SLOW_CPU_S or wall >= SLOW_WALL_S):
+            if slow_s is not None and (cpu >= slow_s or wall >= SLOW_WALL_S):
                 return False
+
+
+class UsualTime:
+    """How long the judgements of one verifier usually take. For any thread: a lost update does no harm."""
+
+    def __init__(self) -> None:
+        self._mean_s = USUAL_AT_FIRST_S
+
+    def add(self, seconds: float) -> None:
+        """Add a judgement."""
+        self._mean_s += (min(seconds, MOST_SLOW_S) - self._mean_s) / REMEMBERED
+
+    @property
+    def slow_s(self) -> float:
+        """The CPU seconds from which a judgement takes long."""
+        return min(MOST_SLOW_S, max(LEAST_SLOW_S, SLOW_FACTOR * self._mean_s))

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Sequence
 
 from services.contracts import SandboxFault
 from services.settings.rewards.reward import Reward
+from verifier.sandbox.deadline import UsualTime
 from verifier.sandbox.finding import Finding, PendingText, finding_of, no_judgement
 from verifier.sandbox.parents import WarmParents, parent_key
 from verifier.sandbox.process import JudgementTimeoutError, JudgingProcess, ProcessFailedError, Reply, request_of
@@ -43,6 +44,7 @@ class JudgingLane:
         self._idle: dict[str, list[JudgingProcess]] = {}
         self._running: set[JudgingProcess] = set()
         self._slow: list[JudgingProcess] = []
+        self._usual: dict[str, UsualTime] = defaultdict(UsualTime)
         self._closed = False
         self._threads = [threading.Thread(target=self._work, name=f"judge-{n}", daemon=True) for n in range(processes)]
         for thread in self._threads:
@@ -142,7 +144,9 @@ class JudgingLane:
             process.ask(request, self._timeout_s, self._timeout_s * WALL_FACTOR)
             if apart:
                 self._fork_spare(text.reward, len(self._threads))  # while this text is judged
-            reply = process.quick_reply()
+            usual = self._usual[process.verifier]
+            reply = process.quick_reply(usual.slow_s)
+            usual.add(process.seconds)
             if reply is None and self._enter_background(process, text, apart):
                 return False
             text.found(self._settled(process, reply or process.reply(), apart))

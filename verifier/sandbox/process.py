@@ -96,16 +96,16 @@ class JudgingProcess:
         self.judged += 1
         self._send(request.line, self._deadline)
 
-    def quick_reply(self) -> Reply | None:
-        """The reply to the text that was sent; None if its judgement takes long.
+    def quick_reply(self, slow_s: float) -> Reply | None:
+        """The reply to the text that was sent; None if its judgement takes long, `slow_s` CPU seconds.
 
         Raises ProcessFailedError, JudgementTimeoutError.
         """
-        return self._parsed(self._unread, self._mark) if self._received(even_if_slow=False) else None
+        return self._parsed(self._unread, self._mark) if self._received(slow_s) else None
 
     def reply(self) -> Reply:
         """The reply to the text that was sent, by its deadline. Raises ProcessFailedError, JudgementTimeoutError."""
-        self._received(even_if_slow=True)
+        self._received()
         return self._parsed(self._unread, self._mark)
 
     def check_ended(self) -> None:
@@ -118,10 +118,15 @@ class JudgingProcess:
         empty = _marked()
         self._send(empty.line, self._deadline)
         try:
-            self._received(even_if_slow=True)
+            self._received()
         except JudgementTimeoutError as error:
             raise JudgementTimeoutError(f"{error}: the judged text kept running after its reply") from None
         self._parsed(self._unread, empty.mark)
+
+    @property
+    def seconds(self) -> float:
+        """The seconds on the clock since its text was sent."""
+        return self._deadline.seconds if self._deadline else 0.0
 
     def suspend(self) -> None:
         """Stop it while it has no text, so that code which a text left in it does not run."""
@@ -187,17 +192,17 @@ class JudgingProcess:
                 try:
                     left = left[os.write(self._requests, left) :]
                 except BlockingIOError:
-                    deadline.wait(self._writable, even_if_slow=True)
+                    deadline.wait(self._writable)
 
     def _unasked(self) -> str:
         return "it wrote a line without a request" if os.read(self._replies, REPLY_BYTES) else "it has ended"
 
-    def _received(self, *, even_if_slow: bool) -> bool:
-        """Whether one line, the last that was sent, has been read: False if that takes long, unless `even_if_slow`."""
+    def _received(self, slow_s: float | None = None) -> bool:
+        """Whether one line, the last that was sent, has been read: False if that takes long (see Deadline.wait)."""
         assert self._deadline is not None
         with self._killing():
             while not self._unread.endswith(b"\n"):
-                if not self._deadline.wait(self._readable, even_if_slow=even_if_slow):
+                if not self._deadline.wait(self._readable, slow_s):
                     return False
                 part = os.read(self._replies, REPLY_BYTES)
                 self._unread += part

@@ -24,7 +24,7 @@ from tests.verifier.sandbox.judged import (
     ran,
     until,
 )
-from verifier.sandbox.deadline import SLOW_CPU_S
+from verifier.sandbox.deadline import MOST_SLOW_S
 from verifier.sandbox.lane import MOST_SLOW, WALL_FACTOR
 from verifier.sandbox.pool import Sandbox
 from verifier.verifiers.base import Candidate
@@ -76,7 +76,7 @@ async def test_a_hang_costs_one_process(by):
 async def test_a_text_that_takes_long_but_ends_is_right(by):
     with Sandbox(1, 20.0, program=PROGRAM) as sandbox:
         await asyncio.gather(sandbox.judge(*matching("a")), ran(sandbox, "found = 1", by))
-        texts = [(by, Candidate(BUSY, {"seconds": 50 * SLOW_CPU_S})), *(matching("a") for _ in range(20))]
+        texts = [(by, Candidate(BUSY, {"seconds": 8 * MOST_SLOW_S})), *(matching("a") for _ in range(20))]
         places, found = await order(sandbox, texts)
         assert places[-1] == 0
         assert (found[0].outcome, found[0].answer) == (Outcome.CORRECT, "done")
