@@ -172,7 +172,11 @@ SAMPLING: dict[str, list[tuple[str, str, str]]] = {
         ),
     ],
     "verifier/verifiers/reasoning_gym.py": [
-        ("reasoning-gym: answers that run code are run", "if evaluates(task) and runs_code(answer):", "if False:"),
+        (
+            "reasoning-gym: answers that run code are run",
+            "if evaluates(task) and not is_plain(task, answer, oracle):",
+            "if False:",
+        ),
     ],
     "verifier/sandbox/process.py": [
         ("judgement: another text's is taken", "if reply.to != mark:", "if False:"),

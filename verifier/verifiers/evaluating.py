@@ -4,7 +4,9 @@ Must not run an answer.
 
 A scorer evaluates text if it, or a function of its module that it calls, calls one of EVALUATORS or anything of sympy,
 whose functions take texts as expressions and evaluate them. This is found in the installed package's source, so that a
-new release is read again. An answer is harmless for such a scorer if it holds only data and elementary arithmetic.
+new release is read again. Such a scorer is given an answer only if it has the form that its task asks for: numbers and
+operators, a formula, or data. sympy rewrites a text before it evaluates it, so formulas are checked as texts: what is
+not listed is refused.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import ast
 import inspect
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from types import ModuleType
 
@@ -29,57 +31,60 @@ ELEMENTARY = frozenset(
         *("lowergamma", "uppergamma", "expint", "polylog"),
     )
 )
-"""The functions that an answer may call, on numbers and names; oracles of integrals name some of the last."""
+"""The functions that a formula may call; oracles of integrals name some of the last."""
 
-DATA = (
-    *(ast.Expression, ast.Constant, ast.Name, ast.Load, ast.List, ast.Tuple, ast.Set, ast.Dict, ast.Call),
-    *(ast.UnaryOp, ast.BinOp, ast.BoolOp, ast.Compare, ast.operator, ast.unaryop, ast.boolop, ast.cmpop),
-)
+LITERAL = (ast.Expression, ast.Constant, ast.Load, ast.List, ast.Tuple, ast.Set, ast.Dict, ast.UnaryOp, ast.USub)
 MOST_CHARACTERS = 20_000
-ATTRIBUTE = re.compile(r"[\w)\]}'\"!]\s{0,9}\.\s{0,9}[^\W\d]")
-CALLED = re.compile(r"([^\W\d]\w{0,99})\s{0,9}!?\(")
-QUOTES = re.compile("['\"]")
+ARITHMETIC = re.compile(r"[0-9+\-*/(). \t]*")
+FORMULA = re.compile(r"[A-Za-z0-9_+\-*/^().,| \t]*")
+CALLED = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)[ \t]*\(")
+CALLED_VALUE = re.compile(r"\)[ \t]*\(")
+ATTRIBUTE = re.compile(r"\.[ \t]*[A-Za-z_]")
 
 
-def runs_code(answer: str) -> bool:
-    """Whether evaluating this answer could do more than compute a value.
-
-    Attributes, subscripts, comprehensions, f-strings and calls of other functions than elementary ones could; so could
-    a text inside an answer that looks like a call, because sympy evaluates texts too.
-    """
-    if len(answer) > MOST_CHARACTERS:
-        return True
+def _is_literal(answer: str, oracle: str) -> bool:
+    """Data without a name, or a text that is no expression of Python, which eval() rejects as well."""
     try:
-        tree = ast.parse(answer.strip(), mode="eval")
-    except (SyntaxError, ValueError):  # eval() rejects it too, sympy may rewrite it first
-        return _suspicious(answer)
+        tree = ast.parse(answer, mode="eval")
+    except (SyntaxError, ValueError):
+        return True
     except (RecursionError, MemoryError):
-        return True
-    return any(_unsafe(node) for node in ast.walk(tree))
+        return False
+    return all(isinstance(node, LITERAL) for node in ast.walk(tree))
 
 
-def _unsafe(node: ast.AST) -> bool:
-    if not isinstance(node, DATA):
-        return True
-    if isinstance(node, ast.Name):
-        return "__" in node.id
-    if isinstance(node, ast.Constant):
-        return isinstance(node.value, str | bytes) and _suspicious(str(node.value))
-    if isinstance(node, ast.Call):
-        elementary = isinstance(node.func, ast.Name) and node.func.id in ELEMENTARY
-        texts = any(isinstance(part, ast.Constant) and isinstance(part.value, str) for part in ast.walk(node))
-        return not elementary or bool(node.keywords) or texts
-    return False
+def _is_arithmetic(answer: str, oracle: str) -> bool:
+    return bool(ARITHMETIC.fullmatch(answer))
 
 
-def _suspicious(text: str) -> bool:
-    called = CALLED.findall(text)
+def _is_formula(answer: str, oracle: str) -> bool:
+    """A formula of numbers, names and elementary functions. An integral is one only if the oracle has one."""
+    functions = ELEMENTARY if "Integral" in oracle else ELEMENTARY - {"Integral"}
     return (
-        "__" in text
-        or bool(ATTRIBUTE.search(text) and called)
-        or any(name not in ELEMENTARY for name in called)
-        or bool(called and QUOTES.search(text))
+        bool(FORMULA.fullmatch(answer))
+        and "__" not in answer
+        and functions.issuperset(CALLED.findall(answer))
+        and not CALLED_VALUE.search(answer)
+        and not ATTRIBUTE.search(answer)
     )
+
+
+PLAIN: dict[str, Callable[[str, str], bool]] = {
+    "countdown": _is_arithmetic,
+    "puzzle24": _is_arithmetic,
+    "intermediate_integration": _is_formula,
+    "polynomial_multiplication": _is_formula,
+    "simple_integration": _is_formula,
+}
+"""By task: whether (answer, oracle) may be evaluated; of all other tasks, only literals may."""
+
+
+def is_plain(task: str, answer: str, oracle: str) -> bool:
+    """Whether evaluating this answer can do nothing but compute a value. The oracle's own text always can."""
+    answer = answer.strip()
+    if answer == oracle.strip():
+        return True
+    return len(answer) <= MOST_CHARACTERS and PLAIN.get(task, _is_literal)(answer, oracle)
 
 
 @cache

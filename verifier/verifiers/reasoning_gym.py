@@ -12,9 +12,10 @@ from typing import Any
 
 from verifier.verifiers.answer_line import answer_line
 from verifier.verifiers.base import Judgement
-from verifier.verifiers.evaluating import evaluates, runs_code
+from verifier.verifiers.evaluating import evaluates, is_plain
 
 TAGGED = re.compile(r"<answer>(.{0,2000}?)</answer>", re.DOTALL)
+INTEGER, MOST_NUMBERS = re.compile(r"\b[0-9]{1,6}\b"), 100
 NUMBER = re.compile(r"-?\d{1,100}(?:\.\d{1,100})?")
 
 
@@ -47,15 +48,25 @@ def evaluating_tasks() -> list[str]:
     return [task for task in sorted(factory.DATASETS) if evaluates(task)]
 
 
+def _uses_given_numbers(answer: str, entry: Mapping[str, Any]) -> bool:
+    given = entry.get("metadata", {}).get("numbers")
+    used = sorted(map(int, INTEGER.findall(answer)[:MOST_NUMBERS]))
+    return given is None or used == sorted(map(int, given))
+
+
 def judge(text: str, reference: Mapping[str, Any], options: Mapping[str, Any]) -> Judgement:
     """`reference` holds `task` and the generated `entry`; correct iff the task's own scorer gives 1.
 
-    An answer that would run code is wrong: a scorer that evaluates answers is not given it.
+    A scorer that evaluates answers is given only plain ones; any other is wrong. puzzle24's scorer does not compare the
+    numbers with those of its question, so that is done here.
     """
     task, entry = reference["task"], reference["entry"]
-    answer = extract_answer(text, str(entry["answer"]))
-    if evaluates(task) and runs_code(answer):
-        return Judgement(correct=False, score=0.0, answer=answer, reason="the answer would run code; it is not run")
+    oracle = str(entry["answer"])
+    answer = extract_answer(text, oracle)
+    if evaluates(task) and not is_plain(task, answer, oracle):
+        return Judgement(correct=False, score=0.0, answer=answer, reason=f"not a plain answer of {task}: not evaluated")
+    if task == "puzzle24" and not _uses_given_numbers(answer, entry):
+        return Judgement(correct=False, score=0.0, answer=answer, reason="it does not use the given numbers once each")
     score = float(_scorer(task)(answer, entry))
     reason = f"the scorer of {task} gives {score:g} for {answer[:100]!r}"
     return Judgement(correct=score >= 1.0, score=min(1.0, max(0.0, score)), answer=answer, reason=reason)

@@ -88,6 +88,17 @@ TOO_LARGE = [
     "2^{x^{99!}}",
     "x^{9^{9^9}}",
     "2^{2^{2^{2^{2^2}}}}",
+    "1000!!",
+    "9!!!",
+    r"e^{e^{e^{9}}}",
+    r"\pi^{\pi^{9}}",
+    "e^e^e^9",
+    r"\exp(999\cdot999\cdot999\cdot999)",
+    r"\exp(\exp(\exp(9)))",
+    r"\cosh(999\cdot999)",
+    r"e^{999\pi\cdot999\cdot999}",
+    r"(999e\cdot999\cdot999)!",
+    r"x^{x^{x^{x^{x}}}}",
     "2^" * 60 + "2",
     "9" * 390 + "x",
     "(" * 40 + "x" + ")" * 40,
@@ -95,9 +106,16 @@ TOO_LARGE = [
 
 
 @pytest.mark.parametrize("formula", TOO_LARGE, ids=range(len(TOO_LARGE)))
-def test_too_large_a_formula_is_undecided(formula):
+def test_too_large_a_response_is_wrong(formula):
+    found = judge(rf"\boxed{{{formula}}}", {"answer": "18"}, {})
+    assert not found.correct
+    assert "too large to compute" in found.reason
+
+
+@pytest.mark.parametrize("formula", TOO_LARGE, ids=range(len(TOO_LARGE)))
+def test_too_large_a_reference_is_undecided(formula):
     with pytest.raises(UndecidedError, match="not computed"):
-        judge(rf"\boxed{{{formula}}}", {"answer": "18"}, {})
+        judge(r"\boxed{18}", {"answer": formula}, {})
 
 
 @pytest.mark.parametrize("formula", TOO_LARGE, ids=range(len(TOO_LARGE)))

@@ -61,4 +61,4 @@ async def test_no_answer_that_runs_code_is_evaluated():
         placed = [finding async for findings in judging for _, finding in findings]
     assert len(placed) == len(ATTACKS)
     assert {found.outcome for found in placed} == {Outcome.WRONG}
-    assert {found.reason for found in placed} == {"the answer would run code; it is not run"}
+    assert {found.reason for found in placed} == {"not a plain answer of string_insertion: not evaluated"}

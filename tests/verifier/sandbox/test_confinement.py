@@ -262,7 +262,8 @@ EVALUATING_TASKS = ("string_insertion", "spiral_matrix", "simple_integration", "
 EVALUATING = """import sys
 from verifier.sandbox import server
 from verifier.verifiers import reasoning_gym
-reasoning_gym.runs_code = lambda answer: False
+reasoning_gym.is_plain = lambda *_: True
+reasoning_gym._uses_given_numbers = lambda *_: True
 {}
 server.main(sys.argv[1:])
 """

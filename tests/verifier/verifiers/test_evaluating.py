@@ -1,4 +1,4 @@
-"""Which scorers of reasoning-gym evaluate an answer, and which answers would run code."""
+"""Which scorers of reasoning-gym evaluate an answer, and which answers they are given."""
 
 import sys
 from contextlib import suppress
@@ -9,7 +9,7 @@ import reasoning_gym
 from reasoning_gym import factory
 
 from tests.verifier.sandbox.attacks import ATTACKS
-from verifier.verifiers.evaluating import evaluates, runs_code
+from verifier.verifiers.evaluating import evaluates, is_plain
 from verifier.verifiers.reasoning_gym import evaluating_tasks, judge
 
 NAMED = {
@@ -73,59 +73,81 @@ def test_a_scorer_that_compiles_an_answer_is_found(task):
 def test_the_oracles_answers_are_never_refused(task):
     for entry in entries(task):
         found = judge(f"<answer>{entry['answer']}</answer>", {"task": task, "entry": entry}, {})
-        assert not runs_code(str(entry["answer"]))
+        if task != "string_insertion":  # whose answers are names: only the oracle's own is one
+            assert is_plain(task, str(entry["answer"]), "another Integral")
         assert found.score == 1.0, (entry["answer"], found)
 
 
-@pytest.mark.parametrize("name", ATTACKS)
-@pytest.mark.parametrize("form", ["exec({!r})", "[exec({!r})]", "eval(compile({!r}, '', 'exec'))"])
-def test_a_hostile_text_runs_code(name, form):
-    assert runs_code(form.format(ATTACKS[name]))
+@pytest.mark.parametrize("task", evaluating_tasks())
+@pytest.mark.parametrize("form", ["exec({!r})", "[exec({!r})]", "[exec][0]({!r})+5!", "(exec)({!r})+5!"])
+def test_a_hostile_text_is_not_evaluated(task, form):
+    for code in ATTACKS.values():
+        answer = form.format(code)
+        if "!" not in answer or task in SYMBOLIC:  # for eval() itself the others are no expressions
+            assert not is_plain(task, answer, "5")
+
+
+SYMBOLIC = ("countdown", "puzzle24", "simple_integration", "intermediate_integration", "polynomial_multiplication")
+"""Their scorers give answers to sympy."""
+EXPRESSIONS = ("string_insertion", "n_queens", "binary_matrix", "spiral_matrix", "number_sorting")
+"""Their scorers give answers to eval()."""
+CODE = [
+    *("__import__('os')", "().__class__", "[c for c in ().__class__.__bases__]", "(lambda: 0)()", "f'{open}'"),
+    *("f'{x.y}'", "open('/etc/passwd')", "print(1)", "a.b", "'a'.join(b)", "[1][0]", "sin(exec('1'))"),
+    *("sin('exec(1)')", "Integer('__import__(\"os\")')", "getattr(x, 'y')", "x if y else z", "sin(x=1)"),
+    *("eval          ('1')", "(eval)('1')", "oracle_answer", "[oracle_answer]"),
+    *("[valid_solutions]", "{1: open}", "(1, print)", "1 + x", "not x", "1 < x"),
+]
+REWRITTEN = [
+    *("x!.__class__", "exec ('1')", "2 x . y (z)", '[exec][0]("1")+5!', 'eval          ("1")+5!', '(eval)("1")+5!'),
+    *('eval\\\n("1")+5!', '{0:eval}[0]("1")+5!', '(lambda:0)("1")+5!', "\uff45val(x)", "x\n+1", "sin(pi)(x)"),
+    *("'a'+x", "S('1')", "sympify(x)", "x=1", "x:y"),
+]
+
+
+@pytest.mark.parametrize("answer", CODE)
+@pytest.mark.parametrize("task", EXPRESSIONS)
+def test_an_expression_that_is_no_literal_is_refused(task, answer):
+    assert not is_plain(task, answer, "5")
+
+
+@pytest.mark.parametrize("answer", [*REWRITTEN, "__import__('os')", "().__class__", "print(1)", "[1][0]", "f(x)"])
+@pytest.mark.parametrize("task", SYMBOLIC)
+def test_a_text_that_sympy_could_run_is_refused(task, answer):
+    assert not is_plain(task, answer, "5")
+
+
+@pytest.mark.parametrize("answer", ["sin(pi) * 24", "x + 1", "4!", "Integral(x, x)", "factorial(4)"])
+@pytest.mark.parametrize("task", ["countdown", "puzzle24"])
+def test_numbers_are_combined_by_operators_alone(task, answer):
+    assert not is_plain(task, answer, "5")
+
+
+def test_the_question_is_no_answer_of_an_integral():
+    assert not is_plain("simple_integration", "Integral(x, x)", "x**2/2 + C")
+    assert is_plain("intermediate_integration", "Integral(1/log(x), x)", "Integral(1/log(x), x) + C")
 
 
 @pytest.mark.parametrize(
-    "answer",
+    ("task", "answers"),
     [
-        "__import__('os')",
-        "().__class__",
-        "[c for c in ().__class__.__bases__]",
-        "(lambda: 0)()",
-        "f'{open}'",
-        "f'{x.y}'",
-        "open('/etc/passwd')",
-        "print(1)",
-        "a.b",
-        "'a'.join(b)",
-        "[1][0]",
-        "sin(exec('1'))",
-        "sin('exec(1)')",
-        "Integer('__import__(\"os\")')",
-        "getattr(x, 'y')",
-        "x if y else z",
-        "await x",
-        "sin(x=1)",
-        '\'__import__("os").system("true")\'',
-        "x!.__class__",
-        "exec ('1')",
-        "2 x . y (z)",
-        "1" * 30_000,
-        "[" * 500 + "print(1)",
+        ("simple_integration", ("3*x**2/2 + C", "x**2*exp(x) - 2*sin(x)", "log(x)**2", "x*sqrt(2)", "2x + 3", "")),
+        ("countdown", ("(1 + 2) * 3 / 4 - 5", "3.5", "-7")),
+        ("binary_matrix", ("[[0, 1], [1, 0]]", "1 2 3\n4 5 6", "{'a': 1}", "(1, 2)", "True", "-7")),
+        ("number_sorting", ("['1.5', '2']", "I think it is 5.")),
+        ("n_queens", ("_ Q _ _", "[['_', 'Q'], ['Q', '_']]")),
+        ("string_insertion", ("A B C D", "['A', 'B']")),
     ],
 )
-def test_an_answer_that_could_run_code(answer):
-    assert runs_code(answer)
+def test_an_answer_that_only_computes(task, answers):
+    for answer in answers:
+        assert is_plain(task, answer, "5"), answer
 
 
-@pytest.mark.parametrize(
-    "answer",
-    [
-        *("3*x**2/2 + C", "x**2*exp(x) - 2*sin(x)", "(1 + 2) * 3 / 4 - 5", "[[0, 1], [1, 0]]", "['1.5', '2']", "0xff"),
-        *("A B C D", "1 2 3\n4 5 6", "_ Q _ _", "3.5", "-7", "2x + 3", "x = 4", "no idea", "I think it is 5.", ""),
-        *("log(x)**2", "{'a': 1}", "(1, 2)", "True", "x*sqrt(2)"),
-    ],
-)
-def test_an_answer_that_only_computes(answer):
-    assert not runs_code(answer)
+def test_puzzle24_needs_the_given_numbers():
+    entry = entries("puzzle24")[0]
+    found = judge("<answer>4*6*1*1</answer>", {"task": "puzzle24", "entry": entry}, {})
+    assert (found.correct, found.score, found.reason) == (False, 0.0, "it does not use the given numbers once each")
 
 
 @pytest.mark.parametrize("task", evaluating_tasks())
@@ -133,4 +155,4 @@ def test_a_refused_answer_is_wrong(task):
     entry = entries(task)[0]
     found = judge("<answer>__import__('os')</answer>", {"task": task, "entry": entry}, {})
     assert (found.correct, found.score) == (False, 0.0)
-    assert found.reason == "the answer would run code; it is not run"
+    assert found.reason == f"not a plain answer of {task}: not evaluated"
