@@ -32,10 +32,15 @@ def _answer(judge: Callable[[Any], Judgement], asked: Any) -> dict[str, object]:
         return {
             "correct": judgement.correct,
             "score": judgement.score,
-            "answer": bounded(judgement.answer),
-            "reason": judgement.reason[:REASON_CHARACTERS],
+            "answer": bounded(_whole(judgement.answer)),
+            "reason": _whole(judgement.reason)[:REASON_CHARACTERS],
         }
     except UndecidedError as error:
-        return {"reason": str(error)[:REASON_CHARACTERS] or "undecided"}
+        return {"reason": _whole(str(error))[:REASON_CHARACTERS] or "undecided"}
     except BaseException as error:  # noqa: BLE001 - a text can make a verifier raise anything, SystemExit too
-        return {"reason": f"{type(error).__name__}: {error}"[:REASON_CHARACTERS]}
+        return {"reason": _whole(f"{type(error).__name__}: {error}")[:REASON_CHARACTERS]}
+
+
+def _whole(text: str) -> str:
+    """Text that can be sent: half of a surrogate pair, which a response may hold, becomes a question mark."""
+    return text.encode(errors="replace").decode()

@@ -15,6 +15,7 @@ from collections import defaultdict, deque
 from collections.abc import Sequence
 
 from services.contracts import SandboxFault
+from services.settings.rewards.kinds import PythonReward
 from services.settings.rewards.reward import Reward
 from verifier.sandbox.deadline import UsualTime
 from verifier.sandbox.finding import Finding, PendingText, finding_of, no_judgement
@@ -198,12 +199,13 @@ class JudgingLane:
         shared = process.judged > 1 and not apart
         self._discard(process)
         if isinstance(error, JudgementTimeoutError):
-            text.found(no_judgement(f"no judgement {error}", SandboxFault.TIMEOUT))
+            text.found(no_judgement(f"{_named(text)}no judgement {error}", SandboxFault.TIMEOUT))
         elif shared and not text.retried:
             text.retried = text.fresh = True
             self._put_back(deque([text]))
         else:
-            text.found(no_judgement(f"no judgement: the judging process failed: {error}", SandboxFault.DIED))
+            reason = f"{_named(text)}no judgement: the judging process failed: {error}"
+            text.found(no_judgement(reason, SandboxFault.DIED))
 
     def _put_back(self, texts: deque[PendingText]) -> None:
         with self._changed:
@@ -243,6 +245,8 @@ class JudgingLane:
         try:
             spare = self._parents.fork(reward)
         except (WarmParentError, OSError) as error:
+            if self._closed:
+                return
             log.warning("a judging process could not be forked in advance: %s", error)
             return
         with self._changed:
@@ -264,6 +268,12 @@ class JudgingLane:
         with self._changed:
             self._running.discard(process)
         process.close()
+
+
+def _named(text: PendingText) -> str:
+    """What a reason starts with: the user's function."""
+    options = text.reward.options
+    return f"{options.function}: " if isinstance(options, PythonReward) else ""
 
 
 def _options(text: PendingText) -> dict[str, object]:

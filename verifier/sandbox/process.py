@@ -166,7 +166,7 @@ class JudgingProcess:
         try:
             if self._descriptor >= 0:
                 signal.pidfd_send_signal(self._descriptor, number)
-            elif not sys.platform.startswith("linux"):
+            else:
                 os.kill(self.pid, number)
         except ProcessLookupError:
             self._dead = True

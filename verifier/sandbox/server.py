@@ -41,6 +41,8 @@ def main(arguments: Sequence[str]) -> int:
         preload(setup["kind"])
         gaps = confine()
         further = confine_further()
+        if setup["kind"] == "python":
+            os.dup2(nothing, 2)  # what its file prints is lost; what it raises is sent
         function = load_function(setup["function"], setup["files"]) if setup["kind"] == "python" else None
         alone = apart(setup["kind"])
     except BaseException as error:  # noqa: BLE001 - sent to the parent, which raises it; the user's file may exit
@@ -76,8 +78,9 @@ def _serve(control: socket.socket, judge: Callable[[Any], Any], further: Callabl
 
 
 def _announce(control: socket.socket, child: int) -> None:
-    descriptor = os.pidfd_open(child) if hasattr(os, "pidfd_open") else -1
-    if descriptor < 0:
+    try:
+        descriptor = os.pidfd_open(child)
+    except (AttributeError, OSError):  # another system, an old kernel, or a container that denies it
         _send(control, pid=child)
         return
     socket.send_fds(control, [json.dumps({"pid": child}).encode() + b"\n"], [descriptor])

@@ -15,10 +15,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
+import psutil
 from pydantic import BaseModel, ValidationError
 
 from verifier.sandbox.process import JudgingProcess
@@ -31,6 +33,7 @@ FORK_S = 30.0
 MOST_DEATHS = 3
 """How often in a row a warm parent may die without a judgement; then it is not started again."""
 LINE_BYTES = 65536
+GONE = -1
 
 PASSED = (
     *("HOME", "LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH", "MPLCONFIGDIR", "PATH"),
@@ -153,6 +156,7 @@ class WarmParent:
                 forked = self._parsed(Forked, line)
             if forked.refused:
                 raise WarmParentError(f"it cannot fork: {forked.refused}")
+            self._check_child(forked.pid, descriptors)
         except BaseException:
             os.close(our_requests)
             os.close(our_replies)
@@ -161,6 +165,20 @@ class WarmParent:
             os.close(their_requests)
             os.close(their_replies)
         return JudgingProcess(self.name, forked.pid, descriptors[0] if descriptors else -1, our_requests, our_replies)
+
+    def _check_child(self, pid: int, descriptors: Sequence[int]) -> None:
+        """Kill the warm parent unless `pid` is its child: a user's file in it may name another process to be killed."""
+        assert self._process is not None
+        try:
+            child = psutil.Process(pid).ppid() == self._process.pid
+        except psutil.NoSuchProcess:
+            child = True  # it has ended already, which its first text notices
+        named = [_pid_of(descriptor) for descriptor in descriptors]
+        if not child or any(each not in (pid, GONE) for each in named):
+            for descriptor in descriptors:
+                os.close(descriptor)
+            self.kill()
+            raise WarmParentError(f"it named process {pid}, which is none of its own, and was killed")
 
     def restartable(self) -> bool:
         """Whether it may be started again: it has died, but not too often. Counts its deaths.
@@ -203,10 +221,15 @@ class WarmParent:
             if not readable.poll(max(0.0, until - time.monotonic()) * 1000):
                 self.kill()
                 raise WarmParentError(f"it was not {expected}")
-            part, found, _, _ = socket.recv_fds(self._control, LINE_BYTES, 1)
+            try:
+                part, found, _, _ = socket.recv_fds(self._control, LINE_BYTES, 1)
+            except OSError:  # it died with bytes that it had not read
+                part, found = b"", []
             descriptors += found
             self._unread += part
             if not part or len(self._unread) > LINE_BYTES:
+                for descriptor in descriptors:
+                    os.close(descriptor)
                 self.kill()
                 raise WarmParentError(f"it died with {self._exit()}" if not part else "it wrote too long a line")
         line, _, self._unread = self._unread.partition(b"\n")
@@ -219,6 +242,12 @@ class WarmParent:
             return f"status {code}"
         known = {number.value: number.name for number in signal.Signals}  # the real-time signals have no names
         return known.get(-code, f"signal {-code}")
+
+
+def _pid_of(descriptor: int) -> int:
+    """The process of a pidfd, GONE once it is reaped; 0 for another descriptor."""
+    lines = Path(f"/proc/self/fdinfo/{descriptor}").read_text().splitlines()
+    return next((int(line.split()[1]) for line in lines if line.startswith("Pid:")), 0)
 
 
 def _write_all(stdin: Any, document: bytes) -> None:

@@ -86,7 +86,7 @@ def _said(error: BaseException) -> str:
         return error.msg  # its str() has the place as well
     try:
         return str(error)
-    except Exception as second:  # noqa: BLE001 - the user's own class
+    except BaseException as second:  # noqa: BLE001 - the user's own class
         return f"its str() raises {type(second).__name__}"
 
 

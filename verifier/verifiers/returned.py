@@ -53,6 +53,6 @@ def _score(given: Any, value: Any) -> float:
 def _unusable(value: Any) -> UndecidedError:
     try:
         text = repr(value)
-    except Exception as error:  # noqa: BLE001 - the object's own code
+    except BaseException as error:  # noqa: BLE001 - the object's own code
         text = f"an object whose repr() raises {type(error).__name__}"
     return UndecidedError(f"it returned {text[:SHOWN]} ({type(value).__name__}), expected {EXPECTED}")

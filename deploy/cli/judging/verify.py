@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractAsyncContextManager, aclosing, contextmanager
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
-from deploy.cli.common import EXIT_INTERRUPTED, fail, reported_errors
+from deploy.cli.common import EXIT_FAILED, EXIT_INTERRUPTED, fail, reported_errors
 from deploy.cli.judging.options import OutputOption, ProcessesOption, TimeoutOption
 from deploy.cli.judging.progress import shown_count
 from deploy.cli.terminal import plain
@@ -74,6 +75,9 @@ def verify(
                 asyncio.run(_judge_all(judges, map(_asked(rows), source), target, table))
             if table.labelled:
                 print("\n".join(map(plain, table.lines())), file=sys.stderr)
+    except BrokenPipeError:  # the reader of the lines has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(EXIT_FAILED) from None
     except (DataError, LocalJudgingError, OSError) as error:
         fail(str(error))
     except KeyboardInterrupt:

@@ -5,6 +5,7 @@ Must not know the meaning of a field.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -89,7 +90,7 @@ class Row:
     def answer(self, path: str) -> str:
         """The text or number at `path`, as text. Raises DataError for anything else."""
         value = self.get(path)
-        if isinstance(value, int | float) and not isinstance(value, bool):
+        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
             return str(value)
         if not isinstance(value, str) or not value.strip():
             raise self.fault(path, f"{excerpt(value)} is not valid: expected text or a number")

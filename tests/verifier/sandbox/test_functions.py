@@ -115,14 +115,14 @@ UNKNOWN = {
     "raises": f"{NAME}raises raised ValueError: not so (rewards.py, line 12)",
     "raises_deep": f"{NAME}raises_deep raised KeyError: 'k' (helper.py, line 3)",
     "exits": f"{NAME}exits raised SystemExit: 0 (rewards.py, line 14)",
-    "ends": "no judgement: the judging process failed: it has ended",
-    "aborts": "no judgement: the judging process failed: it has ended",
+    "ends": f"{NAME}ends: no judgement: the judging process failed: it has ended",
+    "aborts": f"{NAME}aborts: no judgement: the judging process failed: it has ended",
     "nan": f"{NAME}nan: it returned nan (float), expected a bool",
     "two": f"{NAME}two: it returned 2 (int), expected a bool",
     "nothing": f"{NAME}nothing: it returned None (NoneType), expected a bool",
     "yes": f"{NAME}yes: it returned 'yes' (str), expected a bool",
     "missing": f"{NAME}missing raised ModuleNotFoundError: No module named 'no_such_package' (rewards.py, line 21)",
-    "never": "no judgement within 2 s of CPU time",
+    "never": f"{NAME}never: no judgement within 2 s of CPU time",
     "threads": f"{NAME}threads raised RuntimeError: can't start new thread",
     "forks": f"{NAME}forks raised PermissionError",
     "sockets": f"{NAME}sockets raised PermissionError",
@@ -142,7 +142,7 @@ async def test_a_function_that_fails_gives_no_verdict(sandbox, name):
 
 @pytest.mark.slow
 async def test_a_function_that_sleeps_for_ever_ends_by_the_clock(sandbox):
-    assert (await found_by(sandbox, "sleeps")).reason == "no judgement within 20 s"
+    assert (await found_by(sandbox, "sleeps")).reason == f"{NAME}sleeps: no judgement within 20 s"
 
 
 async def test_a_function_may_print_a_gigabyte(sandbox):

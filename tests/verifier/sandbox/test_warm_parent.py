@@ -1,0 +1,87 @@
+"""A warm parent may die at any moment, lack pidfds, or hold a user's file that lies about its processes."""
+
+import os
+import signal
+import subprocess
+
+import pytest
+
+from services.contracts import Outcome
+from services.settings.rewards.reward import parse_text
+from tests.verifier.sandbox.judged import matching
+from verifier.sandbox import parents
+from verifier.sandbox.pool import Sandbox
+from verifier.sandbox.warm_parent import WarmParent
+from verifier.verifiers.base import Candidate
+
+LIES = """
+import json, os, socket, sys
+def announce(control, child):
+    named = {pid}
+    socket.send_fds(control, [json.dumps({{"pid": named}}).encode() + b"\\n"], [os.pidfd_open(named)])
+sys.modules["__main__"]._announce = announce
+def score(prompt, response, reference, metadata):
+    return True
+"""
+NO_PIDFD = """import os, sys
+def absent(pid): raise OSError(38, "Function not implemented")
+os.pidfd_open = absent
+from verifier.sandbox import server
+server.main(sys.argv[1:])
+"""
+
+
+@pytest.fixture
+def bystander():
+    with subprocess.Popen(["sleep", "600"]) as process:
+        yield process
+        assert process.poll() is None
+        process.kill()
+
+
+async def test_a_file_cannot_have_another_process_killed(bystander):
+    files = {"./lies.py": LIES.format(pid=bystander.pid)}
+    with Sandbox(1, 5.0, files=files) as sandbox:
+        found = await sandbox.judge(parse_text("python:./lies.py:score"), Candidate("x", {"answer": "x"}))
+    assert found.outcome is Outcome.UNKNOWN
+    assert "none of its own" in found.reason
+
+
+async def test_without_pidfds_texts_are_judged_and_hangs_killed(tmp_path, monkeypatch):
+    (tmp_path / "no_pidfd_judging.py").write_text(NO_PIDFD)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    hang = "def score(prompt, response, reference, metadata):\n    while True: pass\n"
+    with Sandbox(1, 0.5, files={"./hang.py": hang}, program="no_pidfd_judging") as sandbox:
+        assert (await sandbox.judge(*matching("a"))).outcome is Outcome.CORRECT
+        found = await sandbox.judge(parse_text("python:./hang.py:score"), Candidate("x", {"answer": "x"}))
+        assert found.reason == "./hang.py:score: no judgement within 0.5 s of CPU time"
+
+
+@pytest.mark.parametrize("moment", ["idle", "before a fork"])
+async def test_a_warm_parent_that_dies_is_started_again(monkeypatch, moment):
+    started = []
+
+    class Watched(WarmParent):
+        def start(self):
+            super().start()
+            started.append(self._process.pid)
+
+    monkeypatch.setattr(parents, "WarmParent", Watched)
+    with Sandbox(1, 20.0) as sandbox:
+        assert (await sandbox.judge(*matching("a"))).outcome is Outcome.CORRECT
+        if moment == "idle":
+            os.kill(started[0], signal.SIGKILL)
+        else:  # it dies with a request that it has not read
+            os.kill(started[0], signal.SIGSTOP)
+            os.killpg(started[0], signal.SIGKILL)
+        assert (await sandbox.judge(*matching("a"))).outcome is Outcome.CORRECT
+    assert len(started) == 2
+
+
+@pytest.mark.parametrize("text", ["Answer: \ud800", "\ud83d"])
+async def test_half_a_surrogate_pair_is_only_a_wrong_answer(text):
+    echo = "def score(prompt, response, reference, metadata):\n    return {'score': 0, 'reason': response}\n"
+    with Sandbox(1, 20.0, files={"./echo.py": echo}) as sandbox:
+        for reward in ("answer-line", "python:./echo.py:score"):
+            found = await sandbox.judge(parse_text(reward), Candidate(text, {"answer": "5"}))
+            assert found.outcome is Outcome.WRONG, found
