@@ -124,7 +124,12 @@ class WarmParent:
             if self._refused:
                 raise WarmParentError(self._refused)
             if self._start is None:
-                line, _ = self._line(time.monotonic() + patience_s, f"ready within {patience_s:g} s")
+                try:
+                    line, _ = self._line(time.monotonic() + patience_s, f"ready within {patience_s:g} s")
+                except WarmParentError as error:
+                    if self._setup["kind"] == "python":  # the user's file would do the same the next time
+                        self._refused = str(error)
+                    raise
                 start = self._parsed(Start, line)
                 if start.refused:
                     self.kill()

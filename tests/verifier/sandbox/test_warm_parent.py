@@ -85,3 +85,16 @@ async def test_half_a_surrogate_pair_is_only_a_wrong_answer(text):
         for reward in ("answer-line", "python:./echo.py:score"):
             found = await sandbox.judge(parse_text(reward), Candidate(text, {"answer": "5"}))
             assert found.outcome is Outcome.WRONG, found
+
+
+@pytest.mark.parametrize(
+    ("source", "start_s", "reason"),
+    [("while True: pass", 1.0, "not ready within 1 s"), ("import os; os._exit(4)", 60.0, "status 4")],
+)
+async def test_a_file_that_is_never_loaded_is_loaded_once(source, start_s, reason):
+    reward = parse_text("python:./file.py:score")
+    with Sandbox(1, 5.0, files={"./file.py": source}, start_s=start_s) as sandbox:
+        for _ in range(2):
+            found = await sandbox.judge(reward, Candidate("x", {"answer": "x"}))
+            assert (found.outcome, found.fault) == (Outcome.UNKNOWN, "died")
+            assert reason in found.reason
