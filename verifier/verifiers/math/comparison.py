@@ -28,7 +28,6 @@ from verifier.verifiers.math.values import (
     Relation,
     Several,
     Unclear,
-    Unit,
     Value,
     Words,
 )
@@ -57,6 +56,8 @@ def compare(reference: Value, found: Value) -> Verdict:
 def _unwrapped(reference: Value, found: Value) -> Verdict | None:
     """The verdict on what is inside a value of another kind; None if it has no inside."""
     if isinstance(found, Relation) and found.sign == "=" and is_result(found.left):
+        if is_numeric(found.left) and not _holds(found.left, found.right):
+            return False, "an equation that does not hold"
         return _any(reference, readings(found.right, glued_units=True))
     if isinstance(found, Choice) and found.content:
         return _any(reference, readings(found.content, glued_units=True))
@@ -86,12 +87,29 @@ def is_name(left: str) -> bool:
     return bool(CALL.fullmatch(left)) or not COMPUTING.search(SUBSCRIPT.sub("", left))
 
 
+def is_numeric(left: str) -> bool:
+    """Whether a left side has numbers and no name: `16 - 3`, `\\frac{10}{2}`, `9 * $2`."""
+    return not is_name(left) and not NUMBERS_ONLY.sub("", left).strip()
+
+
+def _holds(left: str, right: str) -> bool:
+    """Whether a numeric left side equals the right side, or rounds to it."""
+    plain = re.sub(r"(\d+(?:\.\d+)?)\s*\\?%", r"(\1/100)", left) if re.search(r"[*/+]|\\[a-z]", left) else left
+    computed = readings(re.sub(r"[$€£]", "", plain).strip(), glued_units=True)
+    given = readings(right, glued_units=True)
+    if not computed or not given:
+        return False
+    one, other = (value.magnitude if isinstance(value, Quantity) else value for value in (computed[0], given[0]))
+    if isinstance(one, Numeral) and isinstance(other, Numeral) and other.places:
+        return abs(one.value - other.value) <= Fraction(1, 2 * 10**other.places)
+    return compare(other, one)[0]
+
+
 def is_result(left: str) -> bool:
     """Whether a left side only names or computes what is on the right: `x`, `f(2)`, `16 - 3`, `m + n`, not `2x + 3`."""
     if is_name(left):
         return True
-    rest = NUMBERS_ONLY.sub("", left)
-    if not rest.strip():
+    if is_numeric(left):
         return True
     letters = set(re.findall(r"(?<![A-Za-z\\])[A-Za-z]+", left))
     return len(letters) > 1 or bool(re.search(r"[A-Za-z]\s*\(", left))
@@ -161,9 +179,7 @@ def _quantity(reference: Quantity, found: Value) -> Verdict:
 
 def _words(reference: Words, found: Value) -> Verdict:
     if isinstance(found, Words):
-        equal = found.text == reference.text or (
-            reference.text in ("yes", "no", "true", "false") and found.text.split(",")[0] == reference.text
-        )
+        equal = found.text == reference.text
         return equal, "same words" if equal else "different words"
     return False, "the reference is in words"
 
@@ -246,7 +262,9 @@ def _matched(expected: tuple[Value, ...], given: tuple[Value, ...]) -> Verdict:
 def _unnamed(items: tuple[Value, ...]) -> tuple[Value, ...]:
     """`x = 5, x = -5` as 5, -5, if all have the same name, or the first alone has one."""
     names = [item.left if isinstance(item, Relation) and item.sign == "=" else None for item in items]
-    if not names or names[0] is None or not is_result(names[0]) or set(names[1:]) - {None, names[0]}:
+    if not names or names[0] is None or set(names[1:]) - {None, names[0]}:
+        return items
+    if is_numeric(names[0]) or not is_result(names[0]):
         return items
     if None in names[1:] and names[0] in names[1:]:
         return items
@@ -363,37 +381,3 @@ COMPARED: dict[type, Callable[[Any, Value], Verdict]] = {
     Unclear: _unclear,
 }
 """By the reference's kind."""
-
-
-def canonical(value: Value) -> str:
-    """A value as a string that is equal for equal values of the same notation; decimals as fractions."""
-    return CANONICAL[type(value)](value)
-
-
-def _joined(items: tuple[Value, ...], ordered: bool) -> str:
-    texts = [canonical(item) for item in items]
-    return ", ".join(texts if ordered else sorted(texts))
-
-
-def _unit_name(unit: Unit) -> str:
-    named = " ".join(sorted(unit.nouns)) or "*".join(
-        base if power == 1 else f"{base}^{power}" for base, power in unit.dimensions
-    )
-    return named if unit.factor == 1 else f"{unit.factor} {named}"
-
-
-CANONICAL: dict[type, Callable[[Any], str]] = {
-    Numeral: lambda value: str(value.value),
-    Formula: lambda value: symbolic.condensed(value.text),
-    Quantity: lambda value: f"{canonical(value.magnitude)} [{_unit_name(value.unit)}]",
-    Words: lambda value: value.text,
-    Choice: lambda value: value.letter,
-    Several: lambda value: f"{{{_joined(value.items, False)}}}" if value.braced else _joined(value.items, False),
-    Ordered: lambda value: f"{value.opening}{_joined(value.items, True)}{value.closing}",
-    Pieces: lambda value: " U ".join(sorted(canonical(part) for part in value.parts)),
-    Proportion: lambda value: ":".join(str(part) for part in value.parts),
-    ClockTime: lambda value: f"{value.hour}:{value.minute:02d}{value.half}",
-    BasedNumeral: lambda value: f"{value.digits}_{value.base}",
-    Relation: lambda value: symbolic.condensed(f"{value.left}{value.sign}{value.right}"),
-    Unclear: lambda value: "",
-}

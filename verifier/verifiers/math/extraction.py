@@ -11,25 +11,33 @@ from dataclasses import dataclass
 from verifier.verifiers.math.reading.hedges import retraction
 from verifier.verifiers.math.reading.notation import closing_brace
 from verifier.verifiers.math.reading.numerals import PLAIN
+from verifier.verifiers.math.surroundings import is_no_mark, whole_box, withdrawal
 
 SEARCHED = 20_000
 """Characters at the end of a response that are searched. A box before them is not seen."""
 
 LONGEST = 2_000  # characters of an answer
 BOXES = 8  # different boxes that are compared
+BEFORE = 400  # characters before a mark that may deny it
 
 BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])\s*")
 SURROGATE = re.compile("[\ud800-\udfff]")
 MARK = re.compile(
-    r"(?P<hashes>^[ \t]*####(?!#)[ \t]*)"
-    r"|\banswers?\b[*_\"”]{0,3}(?:[ \t]+(?:to|for)[ \t][^.:\n]{0,80}?)?"
+    r"(?P<hashes>^[ \t]*####(?!#)[ \t]*|[ \t]####[ \t]*(?=[^\s#][^\n#]{0,60}$))"
+    r"|\bans(?:wers?)?\b[*_\"”]{0,3}(?:[ \t]+(?:to|for)[ \t][^.:\n]{0,80}?)?"
     r"(?:[ \t]*[,;]?[ \t]*(?:then|therefore|thus)[ \t]*,?)?"
     r"(?:[*_ \t]{0,4}[:\uff1a][*_ \t]{0,4}(?:is[ \t:]+)?"
-    r"|[*_ \t]{1,4}(?:is|are|will be|would be|comes out to be)\b[*_ \t]{0,4}[:\uff1a]?|[*_ \t]{1,4}=)",
+    r"|[*_ \t]{1,4}(?:is|are|will be|would be|must be|has to be|comes out to be)\b[*_ \t]{0,4}[:\uff1a]?"
+    r"|[*_ \t]{1,4}=)",
     re.IGNORECASE | re.MULTILINE,
 )
 LAST_LINE_MARK = re.compile(r"[ \t*_>]{0,8}A[*_]{0,3}:[*_ \t]{0,4}")
-HEADING = re.compile(r"^#{1,6}[ \t]*[*_]{0,3}(?:final[ \t]+)?answer[*_]{0,3}[ \t]*$", re.IGNORECASE | re.MULTILINE)
+HEADING = re.compile(
+    r"^[ \t]{0,3}(?:#{1,6}[ \t]*[*_]{0,3}|[*_]{1,3})(?:final[ \t]+)?answer[*_]{0,3}[ \t]*$",
+    re.IGNORECASE | re.MULTILINE,
+)
+FENCE = re.compile(r"(?:[ \t]*(?:```|~~~)[A-Za-z]{0,12}[ \t]*(?:\n|$)|[ \t]*\n){1,6}")
+BULLETS = re.compile(r"(?:[ \t]*[-*][ \t]+\S[^\n]*(?:\n|$))+")
 PLACEHOLDER = re.compile(
     r"[\s*_`\"'$]*(?:<[^<>\n]{0,80}>|\[(?:your|the|final|insert|answer|result)[^\]\n]{0,80}\]|\.\.\.+|…|_{2,}"
     r"|\\?\{?(?:your|the|final|insert)[ _-](?:final[ _-])?(?:answer|result|solution|choice|number)(?:[ _-]here)?\}?"
@@ -67,7 +75,7 @@ def extract(response: str, last_number: bool) -> Extraction | None:
 def boxes(text: str) -> list[str]:
     """The contents of all boxes of a text, in their order; none if one of them is not closed."""
     found, truncated = _contents(text)
-    return [] if truncated else [box.strip() for box in found]
+    return [] if truncated else [box.strip() for box, _, _ in found]
 
 
 def _boxed(text: str) -> Extraction | None:
@@ -76,19 +84,28 @@ def _boxed(text: str) -> Extraction | None:
         return Extraction("box", truncated, fault="truncated: the box is not closed")
     if not found:
         return None
-    last = found[-1].strip()
+    last, start, end = found[-1]
+    last = last.strip()
     if not last or PLACEHOLDER.fullmatch(last):
         return Extraction("box", last, fault="the last box is empty")
-    others = dict.fromkeys(box.strip() for box in found[:-1] if not PLACEHOLDER.fullmatch(box) and box.strip())
+    others = dict.fromkeys(box.strip() for box, _, _ in found[:-1] if not PLACEHOLDER.fullmatch(box) and box.strip())
     others.pop(last, None)
     if len(others) > BOXES:
         return Extraction("box", last, fault="several different boxes")
-    return Extraction("box", last, others=tuple(others))
+    behind = text[end:]
+    whole, fault = (last, "") if others else whole_box(text[:start][-LONGEST:], last, behind)
+    if retracted := withdrawal(last, behind):
+        fault = f"hedged: {retracted!r} follows the answer"
+    return Extraction("box", whole, fault=fault, others=tuple(others))
 
 
-def _contents(text: str) -> tuple[list[str], str]:
-    """The contents of the outermost boxes, and what follows the start of one that is not closed."""
-    found: list[str] = []
+Span = tuple[str, int, int]
+"""A box's content, where the box starts and where it ends."""
+
+
+def _contents(text: str) -> tuple[list[Span], str]:
+    """The outermost boxes, and what follows the start of one that is not closed."""
+    found: list[Span] = []
     end = 0
     truncated = ""
     for box in BOX.finditer(text):
@@ -99,17 +116,21 @@ def _contents(text: str) -> tuple[list[str], str]:
             if end < 0:
                 truncated = text[box.end() : box.end() + LONGEST]
                 break
-            found.append(text[box.end() + 1 : end])
+            found.append((text[box.end() + 1 : end], box.start(), end + 1))
         else:
             token = re.compile(r"[^\s{}$\\]{1,40}").match(text, box.end())
             if token is not None:
-                found.append(token[0].rstrip(".,;"))
-                end = token.end()
+                end = box.end() + len(token[0].rstrip(".,;"))
+                found.append((text[box.end() : end], box.start(), end))
     return found, truncated
 
 
 def _marked(text: str) -> Extraction | None:
-    marks = [(found.start(), found.end()) for found in MARK.finditer(text)]
+    marks = [
+        (found.start(), found.end())
+        for found in MARK.finditer(text)
+        if not is_no_mark(text[max(0, found.start() - BEFORE) : found.start()].rpartition("\n")[2])
+    ]
     marks += [(found.start(), found.end()) for found in HEADING.finditer(text)]
     stripped = text.rstrip()
     line = stripped.rfind("\n") + 1
@@ -132,19 +153,40 @@ def _answer_line(text: str, start: int) -> Extraction | None:
         if following is None:
             return Extraction("answer line", "", fault="nothing follows the mark")
         start = text.rfind("\n", 0, following.start()) + 1
-        line_end = text.find("\n", following.start())
+        fence = FENCE.match(text, start)
+        start = fence.end() if fence else start
+        listed = BULLETS.match(text, start)
+        if listed is not None:
+            return _bulleted(listed[0], text[listed.end() :])
+        line_end = text.find("\n", start)
         line_end = len(text) if line_end < 0 else line_end
         while start < line_end and text[start] in " \t>#":  # of a quotation or a heading
             start += 1
     line_end = _whole_formula(text, start, line_end)
-    line = text[start:line_end].lstrip(" \t*_:").rstrip(" \t*_:#")
+    line = text[start:line_end].lstrip(" \t*_:")
+    if re.search(r"[\w)}][ \t]+\*[ \t]*$", line):
+        return Extraction("answer line", line, fault="truncated: an operand is missing")
+    line = line.rstrip(" \t*_:#")
+    return _sentence(line, text[line_end:])
+
+
+def _bulleted(block: str, behind: str) -> Extraction | None:
+    """The answer in a list below a mark: all of its points."""
+    points = [re.sub(r"^[ \t]*[-*][ \t]+", "", line).strip(" \t*_") for line in block.strip().splitlines()]
+    if len(points) > 1:
+        return Extraction("answer line", ", ".join(points)[: LONGEST + 1])
+    return _sentence(points[0], behind)
+
+
+def _sentence(line: str, behind: str) -> Extraction | None:
+    """The answer in the first sentence of a line, None if that is a placeholder. `behind`: the following lines."""
     line = line[: LONGEST + 1]
     if PLACEHOLDER.fullmatch(line):
         return None
     sentence, rest = _first_sentence(line)
     if PLACEHOLDER.fullmatch(sentence):
         return None
-    retracted = retraction(rest)
+    retracted = retraction(rest) or withdrawal(sentence, f"{rest}\n{behind}")
     fault = f"hedged: {retracted!r} follows the answer" if retracted else ""
     return Extraction("answer line", sentence, fault=fault, rest=rest)
 

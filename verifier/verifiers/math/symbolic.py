@@ -19,7 +19,7 @@ from functools import lru_cache
 from typing import Any
 
 from verifier.verifiers.base import UndecidedError
-from verifier.verifiers.math.reading.formulas import is_formula, refusal
+from verifier.verifiers.math.reading.formulas import is_formula, is_label, refusal
 
 FORMULAS = 512  # parsed formulas that are kept: a prompt's reference is compared with each of its responses
 PRECISION = 30  # digits of an evaluation
@@ -54,29 +54,44 @@ def condensed(text: str) -> str:
 def equal(reference: str, found: str, tolerance: Fraction = Fraction(0)) -> tuple[bool, str]:
     """Whether two cleaned formulas are equal, and by which rule. `tolerance`: the absolute difference allowed.
 
-    Raises UndecidedError if a formula is too large to compute, or a library runs out of memory, stack or time.
+    A response too large to compute is wrong. Raises UndecidedError if the reference is too large to compute, or a
+    library runs out of memory, stack or time.
     """
     if condensed(reference) == condensed(found):
         return True, "same formula"
     if not is_formula(found) or not is_formula(reference):
         return False, "not the same text"
-    for text in (reference, found):
-        if reason := refusal(text):
-            raise UndecidedError(f"a formula is not computed: {reason}")
+    if _primes(reference) != _primes(found):
+        return False, "different primes"
+    if is_label(reference) or is_label(found):
+        return False, "not the same letters"
+    if reason := _refused(reference, found):
+        return False, reason
     expected, given = parsed(reference), parsed(found)
     if expected is None or given is None:
         return False, "not the same formula"
     return _compared(expected, given, Decimal(tolerance.numerator) / tolerance.denominator)
 
 
+def _primes(text: str) -> int:
+    return len(re.findall(r"(?<!\d)'|'(?!\d{3})|\\prime", text))
+
+
+def _refused(reference: str, found: str) -> str:
+    """Why a response's formula is not computed, '' if it is. Raises UndecidedError if the reference is too large."""
+    if reason := refusal(reference):
+        raise UndecidedError(f"a formula is not computed: {reason}")
+    reason = refusal(found)
+    return f"too large to compute: {reason}" if reason else ""
+
+
 def equal_relations(reference: tuple[str, str], found: tuple[str, str]) -> tuple[bool, str]:
     """Whether two equations, as (left, right), have the same solutions: one is a multiple of the other."""
     differences = [f"({left})-({right})" for left, right in (reference, found)]
-    for text in differences:
-        if not is_formula(text):
-            return False, "not the same text"
-        if reason := refusal(text):
-            raise UndecidedError(f"a formula is not computed: {reason}")
+    if not all(is_formula(text) for text in differences):
+        return False, "not the same text"
+    if reason := _refused(*differences):
+        return False, reason
     expected, given = (parsed(text) for text in differences)
     if expected is None or given is None:
         return False, "not the same equation"
@@ -176,13 +191,19 @@ Point = tuple[Decimal, Decimal]
 
 
 def _close(one: Point, other: Point, tolerance: Decimal) -> bool:
-    scale = max(Decimal(1), *(abs(part) for part in (*one, *other)))
-    return all(abs(a - b) <= max(tolerance, RELATIVE * scale) for a, b in zip(one, other, strict=True))
+    try:
+        scale = max(Decimal(1), *(abs(part) for part in (*one, *other)))
+        return all(abs(a - b) <= max(tolerance, RELATIVE * scale) for a, b in zip(one, other, strict=True))
+    except ArithmeticError:  # a value beyond the largest Decimal; equal texts are found before
+        return False
 
 
 def _ratio(one: Point, other: Point) -> complex | None:
-    below = complex(*map(float, other))
-    return complex(*map(float, one)) / below if below else None
+    try:
+        below = complex(*map(float, other))
+        return complex(*map(float, one)) / below if below else None
+    except ArithmeticError:  # beyond the largest float
+        return None
 
 
 def _pairs(expected: Any, given: Any) -> list[tuple[Point, Point]]:

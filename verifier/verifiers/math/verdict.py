@@ -13,13 +13,15 @@ from types import MappingProxyType
 from typing import Any
 
 from verifier.verifiers.base import Judgement, UndecidedError, bounded
-from verifier.verifiers.math.comparison import canonical, compare
+from verifier.verifiers.math.canonical import canonical
+from verifier.verifiers.math.comparison import compare
 from verifier.verifiers.math.extraction import SURROGATE, Extraction, boxes, extract
+from verifier.verifiers.math.reading.hedges import polar
 from verifier.verifiers.math.reading.notation import LONGEST, balanced, clean
 from verifier.verifiers.math.reading.prose import understand
 from verifier.verifiers.math.reading.whole import readable, readings, words
 from verifier.verifiers.math.symbolic import condensed
-from verifier.verifiers.math.values import Choice, Formula, Numeral, Unclear, Value, Words
+from verifier.verifiers.math.values import Choice, Formula, Numeral, Several, Unclear, Value, Words
 
 REFERENCES = 1024  # references whose reading is kept
 REASON = 300  # characters
@@ -27,6 +29,9 @@ SHOWN = 80  # characters of a text in a reason
 SAME_TEXT = {Numeral: "equal numbers", Words: "same words", Choice: "same choice"}
 DEFAULTS: Mapping[str, Any] = MappingProxyType({})
 OPTIONS: dict[str, tuple[type, str]] = {"last_number": (bool, "true or false")}
+DATE_OR_RANGE = re.compile(r"\d{1,4}/\d{1,2}/\d{1,4}|\d+(?:[.,]\d+)*-\d+(?:[.,]\d+)*(?:-\d+)?")
+"""`1/2/2024`, `2005-5-1`, `2010-12`: text, no arithmetic."""
+
 EXPECTED = "expected a number, a formula in LaTeX, a choice or words"
 
 
@@ -53,8 +58,7 @@ def _judged(text: str, expected: Expected, options: Mapping[str, Any]) -> Judgem
         return _wrong(_own_answer(found), f"{found.fault}; extracted {_shown(found.text)} from the {found.source}")
     correct, rule = _compared(expected, found.text, found.source == "answer line")
     if found.others and not correct:
-        # One value of a list per box. A reference of one value never equals several.
-        correct = _compared(expected, ", ".join([*found.others, found.text]), sentence=False)[0]
+        correct = _one_per_box(expected, (*found.others, found.text))
         rule = "equal values, one per box" if correct else rule
     elif different := [other for other in found.others if not _compared(expected, other, sentence=False)[0]]:
         correct, rule = False, f"several different boxes: also {_shown(different[0])}"
@@ -101,6 +105,8 @@ def _expected(answer: str) -> Expected:
     cleaned = clean(SURROGATE.sub("\ufffd", answer))
     if len(answer) > LONGEST or not readable(cleaned) or not balanced(cleaned) or not balanced(answer):
         raise ValueError(f"reference answer: {answer[:SHOWN]!r} is not valid: {EXPECTED}, at most {LONGEST} characters")
+    if DATE_OR_RANGE.fullmatch(cleaned):
+        return Expected(cleaned, (Words(cleaned),))
     found = readings(cleaned, glued_units=False)
     if not found:
         return Expected(cleaned, (Formula(cleaned) if "\\" in cleaned else Words(words(cleaned)),))
@@ -110,13 +116,16 @@ def _expected(answer: str) -> Expected:
 
 def _compared(expected: Expected, text: str, sentence: bool) -> tuple[bool, str]:
     """The verdict on an answer's text: correct if one of its readings equals one of the reference's."""
-    if condensed(clean(text)) == condensed(expected.text):
+    if "~" not in text and condensed(clean(text)) == condensed(expected.text):
         return True, SAME_TEXT.get(type(expected.values[0]), "same text")
+    if isinstance(expected.values[0], Words) and polar(clean(text)) == expected.values[0].text:
+        return True, "same words"
     understood = understand(text, sentence)
     verdict = (False, "no value")
     for value in understood.values:
         for reference in expected.values:
-            if understood.hedge and not (isinstance(value, Words) and isinstance(reference, Words)):
+            worded = isinstance(value, Words) and isinstance(reference, Words)
+            if understood.hedge and not (worded and understood.hedge.casefold() in expected.text.casefold()):
                 return False, f"hedged: {understood.hedge!r}"
             verdict = compare(reference, value)
             if verdict[0]:
@@ -124,6 +133,17 @@ def _compared(expected: Expected, text: str, sentence: bool) -> tuple[bool, str]
     if understood.hedge:
         return False, f"hedged: {understood.hedge!r}"
     return verdict
+
+
+def _one_per_box(expected: Expected, boxed: tuple[str, ...]) -> bool:
+    """Whether the reference has several values and each box holds one of them, without doubt."""
+    wanted = expected.values[0]
+    if not isinstance(wanted, Several) or len(wanted.items) < 2:
+        return False
+    understood = [understand(text, sentence=False) for text in boxed]
+    if any(not one.values or one.hedge or isinstance(one.values[0], Several | Unclear) for one in understood):
+        return False
+    return compare(wanted, Several(tuple(one.values[0] for one in understood)))[0]
 
 
 def _own_answer(found: Extraction) -> str:

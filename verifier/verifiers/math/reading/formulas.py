@@ -7,6 +7,7 @@ dangerous are numbers that it computes while it reads (powers, factorials, binom
 from __future__ import annotations
 
 import re
+from math import prod
 
 from verifier.verifiers.math.reading.notation import balanced
 from verifier.verifiers.math.reading.number_words import NUMBER_WORDS
@@ -18,6 +19,7 @@ DIGITS = 320  # of one number
 EXPONENT = 1000
 LARGEST_FACTORIAL = 1000
 SCRIPTS = 40
+TOWER = 2  # powers in an exponent with a variable
 
 FUNCTIONS_WORDS = "sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh ln log exp sqrt lg det max min gcd lcm"
 FUNCTIONS = frozenset(FUNCTIONS_WORDS.split())
@@ -47,6 +49,8 @@ COMMON_WORDS = (
 COMMON = frozenset(COMMON_WORDS.split()) | NUMBER_WORDS
 BRACES = re.compile(r"[({\[]|[)}\]]")
 NUMBER = re.compile(r"\d+")
+EXPONENTIALS = re.compile(r"\\?(?:exp|sinh|cosh)(?![A-Za-z])\s*(?:\^\s*\{?\s*\d\s*\}?)?")
+CONSTANTS = re.compile(r"\\pi(?![A-Za-z])|(?<![A-Za-z\\])(?:pi|e)(?![A-Za-z])")
 POWER = re.compile(r"\^\s*(\{|-?\d+|\()?")
 
 
@@ -85,6 +89,12 @@ def may_be_product(run: str) -> bool:
     return len(run) <= 3 and (set(lowered) <= set("abc") or not set(lowered) & set("aeiou"))
 
 
+def is_label(text: str) -> bool:
+    """Whether letters, or letters and digits, name something and multiply nothing: `ABC`, `B12`, `gym`, not `3xy`."""
+    plain = re.sub(r"\s", "", text)
+    return plain.isalnum() and bool(re.search(r"[A-Z]|[a-z]{3}", plain)) and not re.fullmatch(r"\d*[A-Za-z]", plain)
+
+
 def refusal(text: str) -> str:
     """Why a formula is too large to compute, '' if it is not."""
     depth = deepest = 0
@@ -100,8 +110,15 @@ def refusal(text: str) -> str:
         return f"it has a number of more than {DIGITS} digits"
     if re.search(r"\d[eE][-+]?\d{4,}", text):
         return "its power of ten may be too large"
+    if re.search(r"!\s*!", text):
+        return "its factorials may be too large"
     if ("!" in text or "\\binom" in text) and any(_is_large(argument) for argument in _combinatorial(text)):
         return "its factorials may be too large"
+    for found in EXPONENTIALS.finditer(text):
+        argument = re.match(r"\d*", text[found.end() :])
+        opened = text[found.end() : found.end() + 1] in ("{", "(")
+        if reason := _large_exponent(_group(text, found.end()) if opened else argument[0] if argument else ""):
+            return reason
     return _large_powers(text)
 
 
@@ -123,7 +140,7 @@ def _combinatorial(text: str) -> list[str]:
 
 
 def _is_large(argument: str) -> bool:
-    if re.search(r"[!^]|\\binom", argument):
+    if re.search(r"[!^]|\\binom", argument) or _product(argument) > LARGEST_FACTORIAL:
         return True
     try:
         value = rational(argument)
@@ -132,29 +149,42 @@ def _is_large(argument: str) -> bool:
     return value.value > LARGEST_FACTORIAL if value else not re.search(r"[A-Za-z]", COMMAND.sub("", argument))
 
 
+def _product(text: str) -> int:
+    """The product of the numbers in a text, a bound of what they can make without powers."""
+    return prod(max(int(run), 1) for run in NUMBER.findall(text))
+
+
 def _large_powers(text: str) -> str:
     for found in POWER.finditer(text):
         start = found.end() - 1 if found[1] in ("{", "(") else found.start(1)
         exponent = _group(text, start) if found[1] in ("{", "(") else found[1]
+        tail = text[start + len(exponent) if exponent else found.end() :].lstrip()
         if exponent is None:
-            continue
-        if re.search(r"[A-Za-z]", COMMAND.sub(" ", exponent)):
-            if "!" in exponent or ("^" in exponent and any(int(run) > 10 for run in NUMBER.findall(exponent))):
-                return "its exponents may be too large"
-            if any(int(run) > EXPONENT for run in NUMBER.findall(exponent)):
-                return f"an exponent is greater than {EXPONENT}"
-            continue
-        tail = text[found.end() :].lstrip() if found[1] not in ("{", "(") else text[start + len(exponent) :].lstrip()
+            tail = re.sub(r"^(?:\\?[A-Za-z]+)", "", tail).lstrip()
         if tail.startswith("^"):
             return "its exponents may be too large"
-        try:
-            value = rational(exponent)
-        except OversizeError:
-            return "its exponents may be too large"
-        if value is not None and abs(value.value) > EXPONENT:
-            return f"an exponent is greater than {EXPONENT}"
-        if value is None and ("^" in exponent or any(int(run) > EXPONENT for run in NUMBER.findall(exponent))):
-            return "its exponents may be too large"
+        if exponent is not None and (reason := _large_exponent(exponent)):
+            return reason
+    return ""
+
+
+def _large_exponent(exponent: str) -> str:
+    """Why a power may be too large to compute, '' if it is not."""
+    try:
+        value = rational(exponent)
+    except OversizeError:
+        return "its exponents may be too large"
+    if value is not None:
+        return f"an exponent is greater than {EXPONENT}" if abs(value.value) > EXPONENT else ""
+    exponent = EXPONENTIALS.sub("e^", exponent)
+    variable = re.search(r"[A-Za-z]", COMMAND.sub(" ", CONSTANTS.sub(" ", exponent)))
+    if "!" in exponent or exponent.count("^") > (TOWER if variable else 0):
+        return "its exponents may be too large"
+    numbers = [int(run) for run in NUMBER.findall(exponent)]
+    if "^" in exponent and any(number > 10 for number in numbers):
+        return "its exponents may be too large"
+    if any(number > EXPONENT for number in numbers) or _product(exponent) > EXPONENT**2:
+        return f"an exponent is greater than {EXPONENT}"
     return ""
 
 

@@ -22,7 +22,9 @@ RETRACTION = re.compile(
     re.IGNORECASE,
 )
 TRAILING_REFUSAL = re.compile(
-    r"(?:,|\s[-(]|;)\s*(?:and )?(?:not|rather than|instead of)\s.*$", re.IGNORECASE | re.DOTALL
+    r"(?:,|\s[-(]|;)\s*(?:and )?(?:not(?!\s(?:sure|certain|confident|really|exactly|quite|always|necessarily|only))"
+    r"|rather than|instead of)\s.*$",
+    re.IGNORECASE | re.DOTALL,
 )
 REASON = re.compile(
     r"(?:\s*[,;(]\s*|\s+)(?:because|since|as (?:it|he|she|they|the|we|shown|required|desired|requested)|which|where"
@@ -34,6 +36,61 @@ CONCLUSION = re.compile(
     r"|that is|i\.e\.)(?:\s*,)?\s|\\implies\s|=>)",
     re.IGNORECASE,
 )
+
+
+POLAR = re.compile(
+    r"(?:(?:it|it's|that|that's|this|(?:the|this) (?:statement|claim|answer))\s+(?:is\s+)?)?(yes|no|true|false)"
+    r"(?P<rest>|[\s]*[,.;:!(\-].*|\s+(?:because|since|as|it|they|he|she|we|this|that|the)\s.*)",
+    re.IGNORECASE | re.DOTALL,
+)
+NEGATIONS = r"no|not|cannot|\w+n't|never|false|impossible|neither|nor"
+OPPOSITES = dict.fromkeys(("yes", "true"), NEGATIONS) | dict.fromkeys(("no", "false"), "yes|true")
+CONDITION = re.compile(
+    r"\b(?:if|when|sometimes|usually|often|mostly|not (?:sure|always|certain|necessarily)|don't know)\b"
+)
+DOUBT = re.compile(
+    r"\b(?:far|never|no longer|false|mistaken|\w{2,12}n't|(?:is|ca|wo|does|do|are|was|did|should|would|could)nt"
+    r"|close to|ish|thereabouts|upwards|estimated?|suspect|suppose|unlikely"
+    r"|something like|and up|either|if|when|assuming|unless|too)\b",
+    re.IGNORECASE,
+)
+"""Words of a sentence by which its one number may not be the answer."""
+
+OTHER_VALUE = re.compile(
+    r"(?:\b(?:above|under|below|over|beyond|past|exceed(?:s|ing)?|max(?:imum)?|min(?:imum)?|before|after|by|from"
+    r"|without|remove|add|subtract|half|twice)"
+    r"|(?<!total)(?<!value)(?<!amount)(?<!result)(?<!answer)(?<!profit)(?<!cost)(?<!price)(?<!average)(?<!speed)"
+    r"(?<!area)(?<!length)(?<!width)(?<!height)(?<!weight)(?<!distance)(?<!age)(?<!score)(?<!rate)(?<!earnings)\sof)"
+    r"(?:\sof)?\s*\Z|^of\s*\Z",
+    re.IGNORECASE,
+)
+"""What stands directly before a number that another value is made of: `square of 5`, `above 5`."""
+
+BOUND = re.compile(
+    r"\b(?:max(?:imum)?|min(?:imum)?|above|below|beyond|over|under|at (?:best|worst)|was my)\b(?! the\b)", re.IGNORECASE
+)
+"""What stands behind a number that is a bound or was withdrawn."""
+
+
+def polar(text: str) -> str:
+    """`yes`, `no`, `true` or `false`, if a text says it first and takes nothing of it back; else ''."""
+    found = POLAR.fullmatch(text.strip())
+    if found is None:
+        return ""
+    word, rest = found[1].lower(), found["rest"].lower()
+    if re.search(rf"\b(?:{OPPOSITES[word]})\b", rest) or CONDITION.search(rest):
+        return ""
+    if word in ("no", "false"):
+        rest = re.sub(rf"\b(?:{NEGATIONS})\b", "", rest)
+    return "" if hedge(rest) or retraction(rest) else word
+
+
+def another_value(text: str, start: int, end: int) -> bool:
+    """Whether a sentence's words make its one number, at start:end, a bound, a part or a doubt, not the answer."""
+    before, after = text[:start], text[end:]
+    return bool(
+        DOUBT.search(before) or DOUBT.search(after) or OTHER_VALUE.search(before.rstrip(" ($")) or BOUND.search(after)
+    )
 
 
 def hedge(text: str) -> str:

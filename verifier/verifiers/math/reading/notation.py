@@ -24,6 +24,11 @@ TEXT = re.compile(r"\\text\s*(?=\{)")
 SUPERSCRIPT = re.compile(f"[{''.join(SUPERSCRIPTS)}]+")
 SUBSCRIPT = re.compile(f"[{''.join(SUBSCRIPTS)}]+")
 FRACTION = re.compile(f"[{''.join(FRACTIONS)}]")
+PLAIN_NAMES = {"pi": r"\pi ", "infinity": r"\infty ", "sqrt": r"\sqrt "}
+PLAIN_NAME = re.compile(r"(?<![A-Za-z\\])(?:(?:pi|infinity)(?![A-Za-z])|sqrt(?=\s*[({\d]))")
+ROOT_OF_GROUP = re.compile(r"\\sqrt\s*\(((?:[^()]|\([^()]{0,80}\)){1,80})\)")
+PLAIN_POWER = re.compile(r"((?<![A-Za-z])[A-Za-z]|\d|\))\*\*(?=[\d({-])")
+TIMES_TEN = re.compile(r"(?<=\d)\s+[xX]\s+(?=10\s*\^)")
 BLANK = re.compile(r"\s+")
 MARKDOWN = re.compile(r"\*\*|__(?=\S)|(?<=\S)__")
 
@@ -147,14 +152,17 @@ def _scripts(text: str) -> str:
 def clean(text: str) -> str:
     """The text in one spelling: plain letters and digits, LaTeX only where nothing plain says it, single spaces."""
     text = text[:LONGEST]
-    if text.isascii() and text.isalnum():
+    if text.isascii() and text.isalnum() and not PLAIN_NAME.search(text):
         return text
     if not text.isascii():
         text = unicodedata.normalize("NFKC", _scripts(text).translate(TRANSLATION)).translate(TRANSLATION)
     text = text.translate(TRANSLATION).replace("\\$", "\x01")
     if "$" in text:
         text = without_math_marks(text)
+    if not re.search(r"(?:^|\s)\*\*", text):  # no bold type
+        text = PLAIN_POWER.sub(r"\1^", text)
     text = MARKDOWN.sub("", text)
+    text = _typeset(text)
     if "\\" in text:
         if "\\begin" not in text:  # no rows of a matrix: a doubled backslash was escaped twice
             text = re.sub(r"\\\\(?=[A-Za-z])", r"\\", text)
@@ -169,12 +177,30 @@ def clean(text: str) -> str:
     return _trimmed(text)
 
 
+def _typeset(text: str) -> str:
+    """`sqrt(2)`, `3pi`, `-infinity` and `1.5 x 10^3` in LaTeX."""
+    text = PLAIN_NAME.sub(lambda name: PLAIN_NAMES[name[0]], text)
+    text = ROOT_OF_GROUP.sub(r"\\sqrt{\1}", text)
+    return TIMES_TEN.sub(r"\\times ", text)
+
+
+def _unquoted(text: str) -> str:
+    """Without quotes and marks at the ends; an apostrophe behind a letter or digit without its pair is a prime."""
+    text = text.strip(' "*_')
+    quoted = text.startswith("'")
+    text = text.lstrip(" \"'*_")
+    return text if re.search(r"[\w)}]'+$", text) and not quoted else text.rstrip(" \"'*_")
+
+
 def _trimmed(text: str) -> str:
     """Without quotes and closing punctuation around all of it."""
     previous = None
     while text != previous:
         previous = text
-        text = text.strip(" \"'*_").rstrip(".,;:").strip() if not text.endswith("...") else text.strip(" \"'*_")
+        if re.search(r"[\w)}] +\*$", text):  # an operand is missing
+            return text
+        text = _unquoted(text)
+        text = text if text.endswith("...") else text.rstrip(".,;:").strip()
         if len(text) > 1 and text[0] == "{" and closing_brace(text, 0) == len(text) - 1 and "," not in text:
             text = text[1:-1]
     return text

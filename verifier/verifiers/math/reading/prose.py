@@ -13,14 +13,16 @@ from verifier.verifiers.math.reading.formulas import is_formula
 from verifier.verifiers.math.reading.notation import LONGEST, balanced, clean
 from verifier.verifiers.math.reading.number_words import NUMBER_WORDS
 from verifier.verifiers.math.reading.numerals import PLAIN, OversizeError, rational
-from verifier.verifiers.math.reading.units import leading_currency, parse_unit
+from verifier.verifiers.math.reading.units import UNREAD_SCALES, leading_currency, parse_unit
 from verifier.verifiers.math.reading.whole import readings, words
 from verifier.verifiers.math.values import Numeral, Quantity, Unclear, Value, Words
 
-APPROXIMATE = re.compile(r"^(?:\\approx|approximately|approx\.?|≈|~)\s*", re.IGNORECASE)
+APPROXIMATE = re.compile(r"^(?:\\approx|approximately|approx\.?|≈)\s*", re.IGNORECASE)
 LEAD = re.compile(
-    r"^(?:(?:is|are|was|equals?|=|be|would be|will be|that|there (?:are|is)|it is|it's|we have|we get|simply|just"
-    r"|exactly|indeed|therefore|thus|so|hence|equal to|given by|still|now|then|also|precisely|only)[\s,:]+)+",
+    r"^(?:(?:is|are|was|equals?|=|be|would be|will be|that|there (?:are|is)|it is|it's|we have|we get"
+    r"|simply|just"
+    r"|exactly|indeed|therefore|thus|so|hence|equal to|given by"
+    r"|i (?:choose|chose|pick|select)|still|now|then|also|precisely|only)[\s,:]+)+",
     re.IGNORECASE,
 )
 AMOUNT = re.compile(
@@ -33,6 +35,15 @@ COMPUTED = re.compile(
     r"|quarter|root|factorial|hundreds|thousands|millions)\b",
     re.IGNORECASE,
 )
+DANGLING = re.compile(r"\b(?:and|or|an?|the|of|plus|minus|but|if|to|with|than)$", re.IGNORECASE)
+"""A last word behind which something has to follow."""
+
+STRUCK = re.compile(r"~~[^~\n]{1,200}~~")
+MENTIONS = 8  # of the same number in a sentence
+SCALED = re.compile(rf"\s*-?\s*(?:{'|'.join(sorted(UNREAD_SCALES))})s?\b", re.IGNORECASE)
+ABOUT = re.compile(r"(?:^|[\s($*])~\s?-?\\?\$?[\d.]")
+"""A tilde directly before a number."""
+
 WORD = re.compile(r"[A-Za-z]{2,}")
 
 
@@ -45,12 +56,17 @@ class Understood:
 
 
 def understand(content: str, sentence: bool) -> Understood:
-    """The value of a response's answer text. `sentence`: it may end with an exclamation mark that is no factorial."""
+    """The value of a response's answer text. `sentence`: its last exclamation marks may be no factorial."""
     if len(content) > LONGEST:
         return Understood((Unclear(f"longer than {LONGEST} characters"),))
+    content = STRUCK.sub(" ", content)
     text = clean(content)
     if not balanced(text):
         return Understood((Unclear("truncated: unbalanced braces"),))
+    if ABOUT.search(content):
+        return Understood(readings(text, glued_units=True), "~")
+    if sentence:
+        text = re.sub(r"!{2,}$", "", text)
     text = APPROXIMATE.sub("", text)
     hedge = hedges.hedge(text)
     if hedge:
@@ -64,7 +80,8 @@ def understand(content: str, sentence: bool) -> Understood:
     if not values:
         values = _searched(content, text)
     elif isinstance(values[0], Words):
-        values += readings(hedges.without_reason(text), glued_units=True)
+        plain = hedges.without_reason(text)
+        values += readings(plain, glued_units=True) + readings(LEAD.sub("", plain), glued_units=True)
     if sentence and text.endswith("!"):
         values += readings(text.rstrip("! "), glued_units=True)
     return Understood(values)
@@ -138,9 +155,15 @@ def _only_amount(text: str) -> Value:
         return Words(words(text)) if WORD.search(text) else Unclear("no value")
     if not WORD.search(outside) or re.search(r"[=<>^_+*\\]|\(\s*\)|\w{2}\(", outside) or is_formula(text):
         return Unclear("no expression that can be read")
+    if DANGLING.search(text):
+        return Unclear("a sentence without its end")
     values = {_amount(amount[0]) for amount in amounts}
     if len(values) != 1 or None in values:
         return Unclear("a sentence with several different numbers")
+    if len(amounts) > MENTIONS or any(hedges.another_value(text, one.start(), one.end()) for one in amounts):
+        return Unclear("a sentence whose number may not be the answer")
+    if SCALED.match(text[amounts[-1].end() :]):
+        return Unclear("a number with a scale that is not read")
     value = values.pop()
     assert value is not None
     after = text[amounts[-1].end() :]

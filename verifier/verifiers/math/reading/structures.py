@@ -23,6 +23,9 @@ CHOICE = re.compile(
 )
 
 
+REMARKED = re.compile(r"([A-H])\s+\(([^()]+)\)")
+
+
 def divided(text: str, places: list[tuple[int, int]]) -> list[str]:
     """The text between the given places (start, end)."""
     parts, at = [], 0
@@ -111,8 +114,11 @@ def relation(text: str) -> tuple[list[str], list[str]]:
     return sides, [SPELLED.get(sign, sign) for _, _, sign in places]
 
 
-def choice(text: str) -> tuple[str, str] | None:
-    """The letter and the content of `(C) 5`, `C.`, `option C`, `C: 5`; None for any other text."""
+def choice(text: str, remark: bool = False) -> tuple[str, str] | None:
+    """The letter and the content of `(C) 5`, `C.`, `option C`, `C: 5`, with `remark` of `C (5)`; else None."""
+    remarked = REMARKED.fullmatch(text) if remark else None
+    if remarked is not None:
+        return remarked[1], remarked[2].strip()
     found = CHOICE.fullmatch(text)
     if found is None:
         return None

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
-from verifier.verifiers.math.reading.number_words import NUMBER_WORDS
+from verifier.verifiers.math.reading.number_words import NUMBER_WORDS, PARTS
 from verifier.verifiers.math.values import Unit
 
 Dimensions = tuple[tuple[str, int], ...]
@@ -108,11 +108,22 @@ NOT_NOUNS_WORDS = (
     "or and if when unless squared cubed doubled plus minus not maybe perhaps possibly "
     "about at least most more than less times over to sin "
     "cos tan log ln exp sqrt mod base is are was the because so then thus hence where with for of is equals am pm max "
-    "min gcd lcm per a an"
+    "min gcd lcm per a an never upwards upward ish thereabouts too estimated maximum minimum either assuming above "
+    "below under beyond false"
 )
-NOT_NOUNS = frozenset(NOT_NOUNS_WORDS.split())
+SCALES_WORDS = "lakh lac crore gross ten halve factorial th k mil bn mn"
+UNREAD_SCALES = frozenset(SCALES_WORDS.split()) | frozenset(PARTS) - {"quarter", "half", "halves"}
+"""What multiplies or divides the number before it, and is no unit."""
+
+NOT_NOUNS = frozenset(NOT_NOUNS_WORDS.split()) | UNREAD_SCALES
 PREPOSITIONS_WORDS = "of per in for each every a an on at by to from from that altogether total left"
 PREPOSITIONS = frozenset(PREPOSITIONS_WORDS.split())
+HARMLESS = re.compile(
+    r"(?:\s*(?:(?:of|for) (?:them|these|those|it|all)|in (?:total|all)|total|left|altogether|only|exactly"
+    r"|each(?: [A-Za-z]{3,20})?|(?:per|every|a|an) [A-Za-z]{3,20})\b[ .]*){1,4}",
+    re.IGNORECASE,
+)
+INCHES = re.compile(r"((?:(?:sq|square|cu|cubic)\.? )?)in\.?(?=\s*\^\s*\{?\s*\d\s*\}?$|$)", re.IGNORECASE)
 TOKEN = re.compile(
     r"\s*(?:([A-Za-zµμ]+\.?)|(°\s?[CFcf](?![A-Za-z])|US\$|[°%$€£¥₹¢])|(\^\s*\{?\s*(-?\d)\s*\}?)|([/*·\-]|\\cdot))"
 )
@@ -198,8 +209,13 @@ def is_money(unit: Unit) -> bool:
 
 
 def _nouns(text: str) -> frozenset[str] | None:
-    """The words of what is counted, without what follows a preposition; None if it is not a phrase of nouns."""
+    """The words of what is counted, without what follows a preposition; None if it is not a phrase of nouns.
+
+    Empty only for `in total`, `each` and the like, which count nothing in particular.
+    """
     words = re.findall(r"[A-Za-z][A-Za-z'-]*", text)
+    if HARMLESS.fullmatch(text) and not NUMBER_WORDS.intersection(map(str.lower, words)):
+        return frozenset()
     if not words or len(words) > 8 or re.sub(r"[A-Za-z'\- ,.()]", "", text):
         return None
     lowered = [word.lower() for word in words]
@@ -209,11 +225,11 @@ def _nouns(text: str) -> frozenset[str] | None:
             break
         counted.append(word)
     rest = lowered[len(counted) :]
-    if any(word in NOT_NOUNS or word in NUMBER_WORDS for word in counted):
+    if any({word, singular(word)} & (NOT_NOUNS | NUMBER_WORDS) for word in counted):
         return None
     if any(word in NUMBER_WORDS or word in ("or", "not", "maybe", "if", "least", "most") for word in rest):
         return None
-    if any(len(word) < 3 for word in counted):
+    if not counted or any(len(word) < 3 for word in counted):
         return None
     return frozenset(singular(word) for word in counted)
 
@@ -223,7 +239,9 @@ def parse_unit(text: str, things: bool) -> Unit | None:
     text = text.strip()
     if not text or len(text) > LONGEST:
         return None
-    found = _compound(text)
+    found = _compound(INCHES.sub(r"\1inch", text, count=1) if INCHES.match(text) else text)
+    if found is not None and INCHES.match(text):
+        return found[0]
     if found is not None:
         unit, end = found
         rest = text[end:].strip(" .,")
@@ -251,6 +269,8 @@ def splits(text: str) -> list[tuple[str, str]]:
     found: list[tuple[str, str]] = []
     for start in START.finditer(text):
         before = text[: start.start()].rstrip()
+        if text[start.start() :] == "K" and before == text[:-1]:  # "18K" is 18 thousand, "18 K" a temperature
+            continue
         if before and len(found) < 12:
             found.append((before, text[start.start() :]))
     return found

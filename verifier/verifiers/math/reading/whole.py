@@ -347,7 +347,7 @@ def _counted(value: Numeral | Formula, unit: Unit) -> Value:
 
 
 def _choice(text: str, glued_units: bool, depth: int) -> Value | None:
-    found = structures.choice(text)
+    found = structures.choice(text, remark=glued_units)
     if found is None or (len(text) == 1 and text.islower()) or hedge(found[1]):
         return None
     inner = structures.choice(found[1])
