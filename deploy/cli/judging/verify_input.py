@@ -5,15 +5,14 @@ Must not judge. A reference is read as that of a run's data, so that both have t
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, BinaryIO
 
 from services.sampler.data.layouts import LAYOUTS
 from services.sampler.data.row_rewards import RowRewards
-from services.sampler.data.rows import DataError, Row, excerpt
+from services.sampler.data.rows import DataError, Row, excerpt, json_object
 from services.settings import Recipe
 from services.settings.data import FieldMapping
 from services.settings.rewards.reward import parse_text
@@ -53,19 +52,7 @@ def rows_of(file: BinaryIO, name: str) -> Iterator[Row]:
         if len(line) > MOST_LINE:
             raise DataError(f"{name} row {number}: longer than {MOST_LINE} bytes; expected one object per line")
         if line.strip():
-            yield Row(name, number, _object(line, f"{name} row {number}"))
-
-
-def _object(line: bytes, where: str) -> Mapping[str, Any]:
-    try:
-        values = json.loads(line)
-    except RecursionError:
-        raise DataError(f"{where}: nested too deeply; expected one object per line") from None
-    except ValueError as error:
-        raise DataError(f"{where}: not JSON ({error}); expected one object per line") from None
-    if not isinstance(values, dict):
-        raise DataError(f"{where}: {excerpt(values)} is not valid: expected an object")
-    return values
+            yield Row(name, number, json_object(name, number, line))
 
 
 class VerifyRows:

@@ -5,6 +5,7 @@ Must not know the meaning of a field.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -110,3 +111,16 @@ def excerpt(value: Any) -> str:
     """A value as errors show it, cut to SHOWN characters."""
     text = shown(value)
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
+
+
+def json_object(name: str, number: int, line: bytes) -> Mapping[str, Any]:
+    """The JSON object on line `number` of the file that errors call `name`. Raises DataError."""
+    try:
+        values = json.loads(line)
+    except RecursionError:
+        raise DataError(f"{name} row {number}: nested too deeply; expected one object per line") from None
+    except ValueError as error:
+        raise DataError(f"{name} row {number}: not JSON ({error}); expected one object per line") from None
+    if not isinstance(values, dict):
+        raise DataError(f"{name} row {number}: {excerpt(values)} is not valid: expected an object")
+    return values

@@ -6,14 +6,13 @@ Must not hold more than a few thousand rows at a time.
 from __future__ import annotations
 
 import csv
-import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from services.sampler.data import columnar
 from services.sampler.data.layouts import LAYOUTS, Item
 from services.sampler.data.row_rewards import RowRewards
-from services.sampler.data.rows import Columns, DataError, Row, excerpt
+from services.sampler.data.rows import Columns, DataError, Row, json_object
 from services.settings import SourceSettings
 from services.storage.errors import StoreError
 from services.storage.models import local_data
@@ -50,21 +49,9 @@ def _jsonl(path: Path, name: str, split: str | None, columns: Columns) -> Iterat
         with path.open("rb") as file:
             for number, line in enumerate(file, start=1):
                 if line.strip():
-                    yield Row(name, number, _object(name, number, line))
+                    yield Row(name, number, json_object(name, number, line))
     except OSError as error:
         raise DataError(f"{name} cannot be read: {error.strerror}") from None
-
-
-def _object(name: str, number: int, line: bytes) -> Mapping[str, object]:
-    try:
-        values = json.loads(line)
-    except RecursionError:
-        raise DataError(f"{name} row {number}: nested too deeply; expected one object per line") from None
-    except ValueError as error:
-        raise DataError(f"{name} row {number}: not JSON ({error}); expected one object per line") from None
-    if not isinstance(values, dict):
-        raise DataError(f"{name} row {number}: {excerpt(values)} is not valid: expected an object")
-    return values
 
 
 def _csv(path: Path, name: str, split: str | None, columns: Columns) -> Iterator[Row]:
