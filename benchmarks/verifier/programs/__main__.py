@@ -34,8 +34,10 @@ async def measure(concurrent: int) -> None:
         seconds = time.perf_counter() - started
         correct = sum(each.correct for each in found)
         share, score = correct / len(found), sum(each.score for each in found) / len(found)
-        print(f"{name:16} {correct:4} of {len(found):4} correct ({share:.1%}), mean score {score:.2f}, "
-              f"{len(found) / seconds:.1f} verdicts/s")  # fmt: skip
+        print(
+            f"{name:16} {correct:4} of {len(found):4} correct ({share:.1%}), mean score {score:.2f}, "
+            f"{len(found) / seconds:.1f} verdicts/s"
+        )
         for (_, program), each in zip(programs, found, strict=True):
             if each.correct is (name == "planted faults"):
                 print(f"  unexpected: {each.reason}\n{program}")
