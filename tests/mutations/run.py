@@ -85,6 +85,10 @@ NEAR = {
         "tests/verifier/sandbox/test_hangs.py",
         "tests/verifier/sandbox/test_replies.py",
     ),
+    "verifier/sandbox/background.py": (
+        "tests/verifier/sandbox/test_hangs.py",
+        "tests/verifier/sandbox/test_background.py",
+    ),
     "verifier/verifiers/reasoning_gym.py": ("tests/verifier/verifiers/test_evaluating.py",),
 }
 """The tests that most likely catch a fault in a file; if they do not, the whole suite runs."""

@@ -164,12 +164,15 @@ SAMPLING: dict[str, list[tuple[str, str, str]]] = {
     ],
     "verifier/sandbox/lane.py": [
         ("judgement: texts that are evaluated share a process", "if process is None or apart:", "if process is None:"),
-        ("judgement: a text that takes long holds up the others", "if len(self._slow) >= MOST_SLOW", "if True"),
         (
             "judgement: a text that writes its own reply is believed",
             "if apart:\n            process.check_ended()",
             "if False:\n            process.check_ended()",
         ),
+    ],
+    "verifier/sandbox/background.py": [
+        ("judgement: a text that takes long holds up the others", "if len(self._texts) >= MOST_SLOW:", "if True:"),
+        ("judgement: hangs run before texts that only take long", "each.level < text.level", "each.level > text.level"),
     ],
     "verifier/verifiers/reasoning_gym.py": [
         (

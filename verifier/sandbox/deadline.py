@@ -15,8 +15,7 @@ LOOK_S = 0.05
 """The pause between two looks at the CPU time of a process that has not answered."""
 SLOW_WALL_S = 0.25
 """A judgement takes long from so many seconds on the clock, whatever its CPU time."""
-USUAL_AT_FIRST_S = 0.004
-SLOW_FACTOR, LEAST_SLOW_S, MOST_SLOW_S = 10.0, 0.005, 0.25
+SLOW_FACTOR, LEAST_SLOW_S, MOST_SLOW_S = 8.0, 0.002, 0.25
 """A judgement takes long from so many times the usual one, at least and at most so many CPU seconds."""
 REMEMBERED = 32
 """How many judgements the usual one is made of, about: newer ones count more."""
@@ -49,38 +48,47 @@ class Deadline:
         self._started = time.monotonic()
 
     @property
-    def seconds(self) -> float:
-        """The seconds on the clock since it started."""
-        return time.monotonic() - self._started
+    def cpu_seconds(self) -> float:
+        """The CPU seconds that the process has used since it started."""
+        return max(0.0, self._clock.seconds() - self._cpu_at_start)
+
+    def look(self, ready: select.poll, pause_s: float) -> bool:
+        """Wait until `ready`, at most `pause_s`; whether it is. Raises TimeoutError at the deadline."""
+        left = self._started + self._wall_s - time.monotonic()
+        if ready.poll(max(0.0, min(left, pause_s)) * 1000):
+            return True
+        if self.cpu_seconds > self._cpu_s:
+            raise TimeoutError(f"within {self._cpu_s:g} s of CPU time")
+        if time.monotonic() - self._started >= self._wall_s:
+            raise TimeoutError(f"within {self._wall_s:g} s")
+        return False
 
     def wait(self, ready: select.poll, slow_s: float | None = None) -> bool:
         """Wait until `ready`; False if that takes long, `slow_s` CPU seconds (None: however long).
 
         Raises TimeoutError at the deadline.
         """
-        pause = LOOK_S if slow_s is None else min(LOOK_S, slow_s)
-        while True:
-            left = self._started + self._wall_s - time.monotonic()
-            if ready.poll(max(0.0, min(left, pause)) * 1000):
-                return True
-            cpu, wall = self._clock.seconds() - self._cpu_at_start, time.monotonic() - self._started
-            if cpu > self._cpu_s:
-                raise TimeoutError(f"within {self._cpu_s:g} s of CPU time")
-            if wall >= self._wall_s:
-                raise TimeoutError(f"within {self._wall_s:g} s")
-            if slow_s is not None and (cpu >= slow_s or wall >= SLOW_WALL_S):
+        pause_s = LOOK_S if slow_s is None else min(LOOK_S, slow_s)
+        while not self.look(ready, pause_s):
+            wall_s = time.monotonic() - self._started
+            if slow_s is not None and (self.cpu_seconds >= slow_s or wall_s >= SLOW_WALL_S):
                 return False
+        return True
 
 
 class UsualTime:
-    """How long the judgements of one verifier usually take. For any thread: a lost update does no harm."""
+    """How long the judgements of one verifier usually take, made of those that have ended: a hang does not count.
+
+    For any thread: a lost update does no harm.
+    """
 
     def __init__(self) -> None:
-        self._mean_s = USUAL_AT_FIRST_S
+        self._mean_s, self._count = 0.0, 0
 
-    def add(self, seconds: float) -> None:
-        """Add a judgement."""
-        self._mean_s += (min(seconds, MOST_SLOW_S) - self._mean_s) / REMEMBERED
+    def add(self, cpu_s: float) -> None:
+        """Add a judgement that has ended, by its CPU seconds."""
+        self._count = min(REMEMBERED, self._count + 1)
+        self._mean_s += (cpu_s - self._mean_s) / self._count
 
     @property
     def slow_s(self) -> float:

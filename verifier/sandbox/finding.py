@@ -82,14 +82,17 @@ class FindingsBatch:
 
 @dataclass
 class PendingText:
-    """A text that waits for a judging process. `fresh`: it needs one that has judged no other text."""
+    """A text that waits for a judging process.
+
+    `retried`: its process has died; `deferred`: it takes long, and there was no room for it.
+    """
 
     place: int
     reward: Reward
     candidate: Candidate
     batch: FindingsBatch
-    fresh: bool = False
     retried: bool = False
+    deferred: bool = False
 
     def found(self, finding: Finding) -> None:
         """Hand over its finding."""

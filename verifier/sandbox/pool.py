@@ -12,6 +12,7 @@ from types import TracebackType
 
 from services.contracts import Lane
 from services.settings.rewards.reward import Reward
+from verifier.sandbox.background import Foreground
 from verifier.sandbox.finding import Finding, FindingsBatch, PendingText
 from verifier.sandbox.lane import JudgingLane
 from verifier.sandbox.parents import WarmParents
@@ -54,7 +55,8 @@ class Sandbox:
     ) -> None:
         self._rewards = list(rewards)
         self._parents = WarmParents(files or {}, start_s, program)
-        self._lanes = {lane: JudgingLane(self._parents, processes, timeout_s) for lane in Lane}
+        foreground = Foreground(processes)
+        self._lanes = {lane: JudgingLane(self._parents, foreground, processes, timeout_s) for lane in Lane}
 
     def __enter__(self) -> Sandbox:
         return self

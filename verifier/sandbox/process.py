@@ -22,8 +22,6 @@ from verifier.sandbox.deadline import Clock, Deadline
 from verifier.verifiers.base import ANSWER_CHARACTERS, Candidate
 
 REPLY_BYTES = 16384
-NICE, NICEST = 10, 19
-FEW = 5
 
 
 class ProcessFailedError(Exception):
@@ -103,6 +101,17 @@ class JudgingProcess:
         """
         return self._parsed(self._unread, self._mark) if self._received(slow_s) else None
 
+    def reply_within(self, pause_s: float) -> Reply | None:
+        """The reply to the text that was sent, None if it is not there after `pause_s` on the clock.
+
+        Raises ProcessFailedError, JudgementTimeoutError.
+        """
+        assert self._deadline is not None
+        with self._killing():
+            if not self._deadline.look(self._readable, pause_s) or not self._whole_line():
+                return None
+        return self._parsed(self._unread, self._mark)
+
     def reply(self) -> Reply:
         """The reply to the text that was sent, by its deadline. Raises ProcessFailedError, JudgementTimeoutError."""
         self._received()
@@ -124,30 +133,23 @@ class JudgingProcess:
         self._parsed(self._unread, empty.mark)
 
     @property
-    def seconds(self) -> float:
-        """The seconds on the clock since its text was sent."""
-        return self._deadline.seconds if self._deadline else 0.0
+    def cpu_seconds(self) -> float:
+        """The CPU seconds that its text has taken."""
+        return self._deadline.cpu_seconds if self._deadline else 0.0
+
+    @property
+    def silent(self) -> bool:
+        """Whether it has neither ended nor written a line, while it has no text."""
+        return not self._readable.poll(0)
 
     def suspend(self) -> None:
-        """Stop it while it has no text, so that code which a text left in it does not run."""
+        """Stop it: without a text, code that an earlier text left in it does not run; with one, others go first."""
         if sys.platform == "linux":  # elsewhere a stopped process would outlive a killed parent
             self._signal(signal.SIGSTOP)
 
     def wake(self) -> None:
         """Let it run again."""
         self._signal(signal.SIGCONT)
-
-    def put_in_background(self, newer: int) -> None:
-        """Let other judging processes go first: its text takes long. `newer`: how many such texts came after it.
-
-        The more there are, the lower the priority of the oldest, so that all together leave most of the CPU time.
-        """
-        try:
-            os.setpriority(os.PRIO_PROCESS, self.pid, NICEST if newer else NICE)
-            if newer >= FEW and hasattr(os, "SCHED_IDLE"):
-                os.sched_setscheduler(self.pid, os.SCHED_IDLE, os.sched_param(0))
-        except (ProcessLookupError, PermissionError):
-            return  # it has ended, which the next wait notices; or only this priority is refused
 
     def kill(self) -> None:
         """Kill it. Its warm parent reaps it."""
@@ -201,14 +203,18 @@ class JudgingProcess:
         """Whether one line, the last that was sent, has been read: False if that takes long (see Deadline.wait)."""
         assert self._deadline is not None
         with self._killing():
-            while not self._unread.endswith(b"\n"):
-                if not self._deadline.wait(self._readable, slow_s):
-                    return False
-                part = os.read(self._replies, REPLY_BYTES)
-                self._unread += part
-                if not part or len(self._unread) > REPLY_BYTES:
-                    raise OSError("it has ended" if not part else f"it wrote more than {REPLY_BYTES} bytes a line")
-        return True
+            while self._deadline.wait(self._readable, slow_s):
+                if self._whole_line():
+                    return True
+        return False
+
+    def _whole_line(self) -> bool:
+        """Read what there is; whether it ends a line. Raises OSError."""
+        part = os.read(self._replies, REPLY_BYTES)
+        self._unread += part
+        if not part or len(self._unread) > REPLY_BYTES:
+            raise OSError("it has ended" if not part else f"it wrote more than {REPLY_BYTES} bytes a line")
+        return self._unread.endswith(b"\n")
 
     @contextmanager
     def _killing(self) -> Iterator[None]:

@@ -19,9 +19,9 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from verifier.prctl import die_with
 from verifier.sandbox.child import REASON_CHARACTERS, judge_requests
 from verifier.sandbox.confinement import confine, confine_further
-from verifier.sandbox.prctl import die_with
 from verifier.verifiers.loading import load_function, preload
 from verifier.verifiers.registry import apart, judge_with
 

@@ -27,14 +27,21 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
 """What takes seconds to import, by kind: loaded before the first judgement, whose time is limited."""
 
 
+WARM_UPS: dict[str, tuple[str, str]] = {"math": ("verifier.verifiers.math.warm_up", "warm_up")}
+"""The function, by module and name, that fills the libraries' caches before the first judgement."""
+
+
 class FunctionError(Exception):
     """A function of the user's cannot be loaded, or raised an exception. The text names file, function and line."""
 
 
 def preload(kind: str) -> None:
-    """Import the libraries of a built-in verifier."""
+    """Import the libraries of a built-in verifier, and fill their caches."""
     for library in LIBRARIES.get(kind, ()):
         importlib.import_module(library)
+    if kind in WARM_UPS:
+        module, function = WARM_UPS[kind]
+        getattr(importlib.import_module(module), function)()
 
 
 def load_function(name: str, files: Mapping[str, str]) -> Callable[..., Any]:

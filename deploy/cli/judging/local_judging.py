@@ -21,12 +21,12 @@ from services.settings.rewards.kinds import JudgeReward
 from services.settings.rewards.reward import Reward
 from verifier.judging import JudgedText, RewardJudges, is_confined
 from verifier.outside import outside_judges
+from verifier.prctl import deny_inspection
 from verifier.programs.isolation import IsolationError
 from verifier.remote.budget import LocalBudget
 from verifier.remote.faults import RemoteSetupError
 from verifier.sandbox.finding import Finding
 from verifier.sandbox.pool import Sandbox, SandboxError, default_processes
-from verifier.sandbox.prctl import deny_inspection
 
 T = TypeVar("T")
 

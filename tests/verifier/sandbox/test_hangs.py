@@ -24,8 +24,9 @@ from tests.verifier.sandbox.judged import (
     ran,
     until,
 )
+from verifier.sandbox.background import MOST_SLOW
 from verifier.sandbox.deadline import MOST_SLOW_S
-from verifier.sandbox.lane import MOST_SLOW, WALL_FACTOR
+from verifier.sandbox.lane import WALL_FACTOR
 from verifier.sandbox.pool import Sandbox
 from verifier.verifiers.base import Candidate
 
@@ -82,6 +83,14 @@ async def test_a_text_that_takes_long_but_ends_is_right(by):
         assert (found[0].outcome, found[0].answer) == (Outcome.CORRECT, "done")
         sleeps = await ran(sandbox, "import time; time.sleep(0.5); found = 1", by)
         assert sleeps == "1"
+
+
+async def test_a_text_that_takes_long_ends_before_hangs():
+    hangs = [HANG] * 2
+    with Sandbox(1, 1.0, program=PROGRAM) as sandbox:
+        places, found = await order(sandbox, [*hangs, (HOSTILE, Candidate(BUSY, {"seconds": 0.15})), *hangs])
+        assert places[0] == 2
+        assert found[2].answer == "done"
 
 
 async def test_a_sleeping_text_ends_at_the_bound_on_the_clock():

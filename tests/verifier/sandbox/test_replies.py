@@ -21,7 +21,8 @@ from tests.verifier.sandbox.judged import (
     ran,
     until,
 )
-from verifier.sandbox.lane import KEPT_BYTES, WALL_FACTOR
+from verifier.sandbox.idle import KEPT_BYTES
+from verifier.sandbox.lane import WALL_FACTOR
 from verifier.sandbox.pool import Sandbox
 from verifier.sandbox.process import JudgingProcess, ProcessFailedError, request_of
 from verifier.verifiers.base import Candidate

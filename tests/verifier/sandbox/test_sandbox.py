@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 
 import psutil
 import pytest
@@ -18,8 +19,11 @@ from tests.verifier.sandbox.judged import (
     GYM,
     MATH,
     PATTERN,
+    PROGRAM,
+    found_in,
     judging_processes,
     matching,
+    pid_of,
     until,
 )
 from verifier.sandbox.pool import Sandbox
@@ -163,14 +167,29 @@ def test_libraries_load_before_the_first_judgement(kind, library):
 
 async def test_a_crash_of_a_judging_process_is_unknown():
     others = judging_processes()
-    with Sandbox(processes=1, timeout_s=20.0) as sandbox:
+    with Sandbox(processes=1, timeout_s=60.0) as sandbox:
         endless = asyncio.create_task(sandbox.judge(PATTERN, BACKTRACKING))
-        await until(lambda: set(judging_processes()) - set(others), "the text has a process")
-        for worker in set(judging_processes()) - set(others):  # a text that takes long has a spare beside it
-            os.kill(worker, signal.SIGKILL)
-        found = await endless
+        async with asyncio.timeout(40):
+            while not endless.done():  # the text is judged once more, and has a spare beside it
+                for worker in set(judging_processes()) - set(others):
+                    with suppress(ProcessLookupError):
+                        os.kill(worker, signal.SIGKILL)
+                await asyncio.sleep(0.05)
+        found = endless.result()
         assert (found.outcome, found.fault) == (Outcome.UNKNOWN, "died")
         assert (await sandbox.judge(*matching("a"))).outcome is Outcome.CORRECT
+
+
+async def test_a_text_outlives_the_kill_of_its_process():
+    """The kernel kills judging processes first when memory runs out."""
+    others = judging_processes()
+    with Sandbox(processes=1, timeout_s=60.0, program=PROGRAM) as sandbox:
+        await pid_of(sandbox)
+        text = asyncio.create_task(found_in(sandbox, "import time; time.sleep(2); found = 'done'"))
+        await until(lambda: len(set(judging_processes()) - set(others)) > 1, "the text has a process and a spare")
+        for worker in set(judging_processes()) - set(others):
+            os.kill(worker, signal.SIGKILL)
+        assert (await text).answer == "done"
 
 
 def test_judging_processes_die_with_their_parent():

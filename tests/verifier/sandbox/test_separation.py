@@ -79,7 +79,7 @@ async def test_a_scorer_that_evaluates_and_one_that_does_not(others):
         await sandbox.start()
         await answers(sandbox, [plain] * 20)
         shared = set(judging_processes()) - before
-        assert len(shared) <= 2, "one, and its spare"
+        assert len(shared) <= 4, "one, and spares for texts that take long"
         await answers(sandbox, [plain, as_answer("1"), plain, as_answer("2")] * 5)
         assert shared & set(judging_processes()), "a process with texts that were not evaluated is kept"
 

@@ -4,11 +4,13 @@ import os
 import signal
 import subprocess
 
+import psutil
 import pytest
 
 from services.contracts import Outcome
 from services.settings.rewards.reward import parse_text
-from tests.verifier.sandbox.judged import matching
+from tests.harness.process_trees import alive
+from tests.verifier.sandbox.judged import matching, until
 from verifier.sandbox import parents
 from verifier.sandbox.pool import Sandbox
 from verifier.sandbox.warm_parent import WarmParent
@@ -70,7 +72,9 @@ async def test_a_warm_parent_that_dies_is_started_again(monkeypatch, moment):
     with Sandbox(1, 20.0) as sandbox:
         assert (await sandbox.judge(*matching("a"))).outcome is Outcome.CORRECT
         if moment == "idle":
+            left = psutil.Process(started[0]).children()
             os.kill(started[0], signal.SIGKILL)
+            await until(lambda: not any(map(alive, left)), "its judging processes have died with it")
         else:  # it dies with a request that it has not read
             os.kill(started[0], signal.SIGSTOP)
             os.killpg(started[0], signal.SIGKILL)

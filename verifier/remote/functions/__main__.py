@@ -20,6 +20,7 @@ import uvicorn
 from pydantic import SecretStr
 
 from services.settings.faults import invalid
+from verifier.prctl import deny_inspection, die_with
 from verifier.remote.functions.app import create_functions_app
 from verifier.remote.functions.crew import Crew
 from verifier.remote.functions.place import (
@@ -31,7 +32,6 @@ from verifier.remote.functions.place import (
 )
 from verifier.remote.functions.warm import user_environment
 from verifier.remote.signature import secret_from
-from verifier.sandbox.prctl import deny_inspection, die_with
 
 UNIX = "unix:"
 DRAIN_S = 3

@@ -26,9 +26,9 @@ from typing import Any
 
 import psutil
 
+from verifier.prctl import deny_inspection, die_with
 from verifier.remote.functions.tree import adopt_orphans, end_descendants, kill_group, restrict_signals
 from verifier.remote.functions.worker import Function, described, work
-from verifier.sandbox.prctl import deny_inspection, die_with
 
 MESSAGE_BYTES = 4096
 POLL_S = 0.01
