@@ -112,3 +112,25 @@ def test_the_verdict_does_not_depend_on_order():
     responses = [r"\boxed{2\sqrt{3}}", r"\boxed{\sqrt{12}}", r"\boxed{3}", "Answer: maybe"]
     first = [judge(response, {"answer": r"\sqrt{12}"}, {}) for response in responses]
     assert [judge(response, {"answer": r"\sqrt{12}"}, {}) for response in reversed(responses)] == first[::-1]
+
+
+@pytest.mark.parametrize(
+    ("reference", "response"),
+    [
+        (r"We add and get \boxed{5}.", "5"),
+        (r"So $x = \boxed{5 \text{ m}}$ and we are done.", "500 cm"),
+        (r"First \boxed{5}, and again \boxed{5}.", "5"),
+        ("Natalia sold 48/2 = 24 clips.\n#### 72", "72"),
+        ("So the total is 9 * 2. The final answer is $18$. I hope it is correct.", "18"),
+    ],
+)
+def test_a_worked_solution_is_read_by_its_answer(reference, response):
+    assert judge(f"Answer: {response}", {"answer": reference}).correct
+    assert not judge("Answer: 48", {"answer": reference}).correct
+
+
+@pytest.mark.parametrize("later", ["The answer is 17.", "Answer: 17", "#### 17", "<answer>17</answer>"])
+def test_an_answer_behind_the_box_must_be_the_same(later):
+    found = judge(rf"\boxed{{18}}. {later}" if "." in later else f"\\boxed{{18}}\n{later}", {"answer": "18"})
+    assert not found.correct
+    assert "several different answers" in found.reason

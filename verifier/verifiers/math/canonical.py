@@ -16,6 +16,7 @@ from verifier.verifiers.math.values import (
     Formula,
     Numeral,
     Ordered,
+    Ordinal,
     Pieces,
     Proportion,
     Quantity,
@@ -47,6 +48,7 @@ def _unit_name(unit: Unit) -> str:
 
 CANONICAL: dict[type, Callable[[Any], str]] = {
     Numeral: lambda value: str(value.value),
+    Ordinal: lambda value: f"place {value.place}",
     Formula: lambda value: condensed(value.text),
     Quantity: lambda value: f"{canonical(value.magnitude)} [{_unit_name(value.unit)}]",
     Words: lambda value: value.text,

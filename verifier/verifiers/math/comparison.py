@@ -11,7 +11,7 @@ from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
-from verifier.verifiers.math import symbolic
+from verifier.verifiers.math import notations, symbolic
 from verifier.verifiers.math.reading import units
 from verifier.verifiers.math.reading.numerals import same
 from verifier.verifiers.math.reading.whole import readings
@@ -22,6 +22,7 @@ from verifier.verifiers.math.values import (
     Formula,
     Numeral,
     Ordered,
+    Ordinal,
     Pieces,
     Proportion,
     Quantity,
@@ -35,6 +36,7 @@ from verifier.verifiers.math.values import (
 Verdict = tuple[bool, str]
 """Whether the values are equal, and the rule."""
 
+PLACE = re.compile(r"(?:on|in|at) ")  # before a day or a place
 PERCENT = (("percent", 1),)
 CALL = re.compile(r"\\?[A-Za-z]+'*(?:\^\{?-1\}?)?\s*\([^()]*\)")
 SUBSCRIPT = re.compile(r"_(?:\{[^{}]*\}|\w)")
@@ -139,16 +141,23 @@ def _number(reference: Numeral | Formula, found: Value) -> Verdict:
         verdict = _magnitudes(reference, found.magnitude)
         if verdict[0] or found.unit.dimensions != PERCENT:
             return verdict[0], f"{verdict[1]}; the response's unit is not in the reference"
-        return _magnitudes(reference, _scaled(found.magnitude, Fraction(1, 100)))
+        return _part(reference, found.magnitude, verdict)
     if isinstance(found, BasedNumeral) and isinstance(reference, Numeral):
-        equal = str(reference.value) == found.digits
-        return equal, "same digits" if equal else "different digits"
+        equal = found.base == 10 and str(reference.value) == found.digits
+        return equal, "same digits" if equal else "a numeral in another base"
     if isinstance(found, Proportion) and len(found.parts) == 2 and found.parts[1]:
         return _magnitudes(reference, Numeral(found.parts[0] / found.parts[1]))
     if isinstance(reference, Formula) and isinstance(found, Choice) and not found.content:
         equal = reference.text.casefold() == found.letter.casefold()
         return equal, "same letter" if equal else "different letters"
     return False, "different kinds of answer"
+
+
+def _part(reference: Numeral | Formula, percents: Numeral | Formula, otherwise: Verdict) -> Verdict:
+    """Percents for a part of one: 50 % for 0.5, but not 5000 % for 50."""
+    if isinstance(reference, Numeral) and reference.value.denominator == 1 and abs(reference.value) > 1:
+        return otherwise
+    return _magnitudes(reference, _scaled(percents, Fraction(1, 100)))
 
 
 def _scaled(value: Numeral | Formula, factor: Fraction) -> Numeral | Formula:
@@ -164,7 +173,7 @@ def _quantity(reference: Quantity, found: Value) -> Verdict:
         if not units.compatible(reference.unit, found.unit):
             return False, "different unit"
         equal, rule = _magnitudes(reference.magnitude, found.magnitude)
-        if reference.unit.factor == found.unit.factor:
+        if units.is_one_scale(reference.unit, found.unit):
             return equal, f"{rule}, same unit"
         one, other = _scaled(reference.magnitude, reference.unit.factor), _scaled(found.magnitude, found.unit.factor)
         equal, rule = _magnitudes(one, other)
@@ -179,9 +188,14 @@ def _quantity(reference: Quantity, found: Value) -> Verdict:
 
 def _words(reference: Words, found: Value) -> Verdict:
     if isinstance(found, Words):
-        equal = found.text == reference.text
+        wanted = _singular(reference.text)
+        equal = found.text == reference.text or wanted in (_singular(found.text), _singular(PLACE.sub("", found.text)))
         return equal, "same words" if equal else "different words"
     return False, "the reference is in words"
+
+
+def _singular(text: str) -> list[str]:
+    return [units.singular(word) for word in text.split()]
 
 
 def _choice(reference: Choice, found: Value) -> Verdict:
@@ -206,14 +220,32 @@ def _ordered(reference: Ordered, found: Value) -> Verdict:
         found = _assigned(found)
     if isinstance(found, Formula) and reference.opening == "matrix" and (matrix := _latex(reference)):
         return symbolic.equal(matrix, found.text)
+    if isinstance(found, Choice) and found.letter == "R" and reference == _reals():
+        return True, "the real numbers"
     if not isinstance(found, Ordered):
         return False, "different kinds of answer"
+    if reference.variable and found.variable and reference.variable != found.variable:
+        return False, "different variables"
+    if {reference.opening, found.opening} == {"(", "matrix"}:
+        reference, found = _vector(reference), _vector(found)
     if (found.opening, found.closing) != (reference.opening, reference.closing):
         return False, "different brackets"
     if len(found.items) != len(reference.items):
         return False, "different number of values"
     equal = all(compare(one, other)[0] for one, other in zip(reference.items, found.items, strict=True))
     return equal, "equal values in order" if equal else "different values in order"
+
+
+def _reals() -> Value:
+    return readings("(-\\infty, \\infty)", glued_units=False)[0]
+
+
+def _vector(value: Ordered) -> Ordered:
+    """A matrix of one row or one column as a tuple; any other value as it is."""
+    rows = [row.items for row in value.items if isinstance(row, Ordered)] if value.opening == "matrix" else []
+    if len(rows) == 1:
+        return Ordered("(", rows[0], ")")
+    return Ordered("(", tuple(row[0] for row in rows), ")") if rows and {len(row) for row in rows} == {1} else value
 
 
 def _latex(matrix: Ordered) -> str:
@@ -289,53 +321,6 @@ def _pieces(reference: Pieces, found: Value) -> Verdict:
     return _matched(reference.parts, found.parts if isinstance(found, Pieces) else found.items)
 
 
-def _proportion(reference: Proportion, found: Value) -> Verdict:
-    parts: tuple[Fraction, ...] = ()
-    if isinstance(found, Proportion):
-        parts = found.parts
-    elif isinstance(found, ClockTime) and not found.half:
-        parts = (Fraction(found.hour), Fraction(found.minute))
-    elif isinstance(found, Numeral) and len(reference.parts) == 2:
-        parts = (found.value, Fraction(1))
-    if len(parts) != len(reference.parts):
-        return False, "no ratio of as many parts"
-    cross = [one * parts[0] == other * reference.parts[0] for one, other in zip(reference.parts, parts, strict=True)]
-    equal = all(cross) and any(parts)
-    return equal, "equal ratios" if equal else "different ratios"
-
-
-def _clock(reference: ClockTime, found: Value) -> Verdict:
-    if isinstance(found, ClockTime):
-        halves = {reference.half, found.half}
-        if "" in halves or len(halves) == 1:
-            equal = (reference.hour, reference.minute) == (found.hour, found.minute)
-        else:
-            equal = False
-        if not equal and len(halves) == 2 and "" in halves:
-            equal = _minutes(reference) == _minutes(found)
-        return equal, "same time" if equal else "different times"
-    if isinstance(found, Proportion) and not reference.half:
-        equal = list(found.parts) == [reference.hour, reference.minute]
-        return equal, "same ratio" if equal else "different ratios"
-    return False, "different kinds of answer"
-
-
-def _minutes(time: ClockTime) -> int:
-    hour = time.hour % 12 if time.half else time.hour
-    return 60 * (hour + (12 if time.half == "pm" else 0)) + time.minute
-
-
-def _based(reference: BasedNumeral, found: Value) -> Verdict:
-    if isinstance(found, BasedNumeral):
-        equal = found == reference
-        return equal, "same digits and base" if equal else "different digits or base"
-    digits = (
-        str(found.value) if isinstance(found, Numeral) else found.text if isinstance(found, Formula | Words) else ""
-    )
-    equal = digits.upper() == reference.digits
-    return equal, "same digits; the question names the base" if equal else "different digits"
-
-
 def _relation(reference: Relation, found: Value) -> Verdict:
     if isinstance(found, Relation):
         if found.sign != reference.sign:
@@ -367,6 +352,7 @@ def _unclear(reference: Unclear, found: Value) -> Verdict:
 
 COMPARED: dict[type, Callable[[Any, Value], Verdict]] = {
     Numeral: _number,
+    Ordinal: notations.ordinal,
     Formula: _number,
     Quantity: _quantity,
     Words: _words,
@@ -374,9 +360,9 @@ COMPARED: dict[type, Callable[[Any, Value], Verdict]] = {
     Several: _several,
     Ordered: _ordered,
     Pieces: _pieces,
-    Proportion: _proportion,
-    ClockTime: _clock,
-    BasedNumeral: _based,
+    Proportion: notations.proportion,
+    ClockTime: notations.clock,
+    BasedNumeral: notations.based,
     Relation: _relation,
     Unclear: _unclear,
 }

@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 
 from verifier.verifiers.math.reading.hedges import retraction
-from verifier.verifiers.math.reading.notation import closing_brace
+from verifier.verifiers.math.reading.notation import closing_brace, lacks_operand
 from verifier.verifiers.math.reading.numerals import PLAIN
 from verifier.verifiers.math.surroundings import is_no_mark, whole_box, withdrawal
 
@@ -18,33 +18,55 @@ SEARCHED = 20_000
 
 LONGEST = 2_000  # characters of an answer
 BOXES = 8  # different boxes that are compared
+SHORTEST_MARK = len("A: 5")
 BEFORE = 400  # characters before a mark that may deny it
 
 BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])\s*")
 SURROGATE = re.compile("[\ud800-\udfff]")
 MARK = re.compile(
-    r"(?P<hashes>^[ \t]*####(?!#)[ \t]*|[ \t]####[ \t]*(?=[^\s#][^\n#]{0,60}$))"
-    r"|\bans(?:wers?)?\b[*_\"”]{0,3}(?:[ \t]+(?:to|for)[ \t][^.:\n]{0,80}?)?"
+    r"[aAcCrR#](?:(?<=#)###(?!#)(?:(?<=^####)|(?<=[ \t]####)(?=[ \t]*[^\s#][^\n#]{0,60}$))[ \t]*"
+    r"|(?i:(?:(?<=\ba)ns(?:wers?)?|(?:(?<=\bc)orrect|(?<=\br)ight)[ \t](?:option|choice|letter))\b[*_\"”]{0,3}"
+    r"(?:[ \t]+(?:to|for)[ \t][^.:\n]{0,80}?)?"
     r"(?:[ \t]*[,;]?[ \t]*(?:then|therefore|thus)[ \t]*,?)?"
     r"(?:[*_ \t]{0,4}[:\uff1a][*_ \t]{0,4}(?:is[ \t:]+)?"
-    r"|[*_ \t]{1,4}(?:is|are|will be|would be|must be|has to be|comes out to be)\b[*_ \t]{0,4}[:\uff1a]?"
-    r"|[*_ \t]{1,4}=)",
-    re.IGNORECASE | re.MULTILINE,
+    r"|[*_ \t]{1,4}(?:is|are|will be|would be|must be|has to be|equals"
+    r"|(?:comes|turns|works) out to be|comes to)\b[*_ \t]{0,4}[:\uff1a]?"
+    r"|[*_ \t]{1,4}(?:=>?|->|\u2192|\u21d2))))",
+    re.MULTILINE,
 )
+"""It starts with a set of letters, which the engine looks for at its fastest."""
+
 LAST_LINE_MARK = re.compile(r"[ \t*_>]{0,8}A[*_]{0,3}:[*_ \t]{0,4}")
 HEADING = re.compile(
-    r"^[ \t]{0,3}(?:#{1,6}[ \t]*[*_]{0,3}|[*_]{1,3})(?:final[ \t]+)?answer[*_]{0,3}[ \t]*$",
+    r"^[ \t]{0,3}(?:(?:#{1,6}[ \t]*[*_]{0,3}|[*_]{1,3})(?:final[ \t]+)?answer[*_]{0,3}[ \t]*$"
+    r"|[*_]{0,3}(?:final[ \t]+)?answer[*_]{0,3}[ \t]+(?!\d+[ \t]*[:.)][ \t]*\S)"
+    r"(?=[-+(\[\\$*]{0,4}\d[^\nA-Za-z]{0,60}$|\\[(\[]|\$[^$\n]{1,200}\$[.* \t]*$|[*(]{0,3}[A-H][).*]{0,4}[ \t]*$))",
     re.IGNORECASE | re.MULTILINE,
 )
+"""A heading of its own line, or a line that starts with `Answer` and goes on with a value."""
+
+TAG, END_TAG = "<answer>", "</answer>"
+END_TOKENS = re.compile(
+    r"(?:\s*(?:</s>|<eos>|<[|\uff5c][^<>\s]{1,40}[|\uff5c]>|<(?:end|start)_of_turn>|\[EOS\]))+\s*\Z"
+)
+TOKENS_LONGEST = 200  # characters of special tokens at the end of a response
+CLOSING_HASHES = re.compile(r"[ \t]+#{2,6}[ \t]*$")
 FENCE = re.compile(r"(?:[ \t]*(?:```|~~~)[A-Za-z]{0,12}[ \t]*(?:\n|$)|[ \t]*\n){1,6}")
 BULLETS = re.compile(r"(?:[ \t]*[-*][ \t]+\S[^\n]*(?:\n|$))+")
+REMARK = re.compile(
+    r"(?:indeed |also |therefore |thus |clearly |very )?(?:right|correct|clear|reasonable|plausible|consistent"
+    r"|verified|confirmed|valid|sensible|justified|obvious|unique)\b[^\d$\\]{0,80}",
+    re.IGNORECASE,
+)
+"""What says something about an answer that was given before."""
+
 PLACEHOLDER = re.compile(
     r"[\s*_`\"'$]*(?:<[^<>\n]{0,80}>|\[(?:your|the|final|insert|answer|result)[^\]\n]{0,80}\]|\.\.\.+|…|_{2,}"
     r"|\\?\{?(?:your|the|final|insert)[ _-](?:final[ _-])?(?:answer|result|solution|choice|number)(?:[ _-]here)?\}?"
     r"|\\(?:text|boxed)\{\s*\}|answer|\$?answer\$?|\\ldots|\\dots|\?+)[\s.*_`\"'$)]*",
     re.IGNORECASE,
 )
-ABBREVIATIONS_WORDS = "st mr mrs ms dr prof vs approx no nos fig eq sq ft in e.g i.e etc jr sr u.s a.m p.m mt"
+ABBREVIATIONS_WORDS = "st mr mrs ms dr prof vs approx no nos fig eq sq cu ft in rs e.g i.e etc jr sr u.s a.m p.m mt"
 ABBREVIATIONS = frozenset(ABBREVIATIONS_WORDS.split())
 SENTENCE_END = re.compile(r"[.!?](?=[*_\"'”)\]]{0,3}(?:\s|$))|。")
 OPENINGS = {"\\[": "\\]", "$$": "$$", "\\(": "\\)"}
@@ -65,11 +87,21 @@ class Extraction:
     rest: str = ""
     """What follows on the answer's line behind its sentence."""
 
+    later: str = ""
+    """The answer line behind the last box, '' if there is none."""
+
 
 def extract(response: str, last_number: bool) -> Extraction | None:
     """The answer of a response, None if it has none. Takes time proportional to SEARCHED at most."""
-    text = SURROGATE.sub("\ufffd", response[-SEARCHED:])
+    text = without_end_tokens(SURROGATE.sub("\ufffd", response[-SEARCHED:]))
     return _boxed(text) or _marked(text) or (_last_number(text) if last_number else None)
+
+
+def without_end_tokens(text: str) -> str:
+    """The text without the special tokens by which a model ends it: `</s>`, `<|im_end|>`."""
+    tail = text[-TOKENS_LONGEST:]
+    found = END_TOKENS.search(tail) if ">" in tail or "]" in tail else None
+    return text[: len(text) - len(tail) + found.start()] if found else text
 
 
 def boxes(text: str) -> list[str]:
@@ -96,7 +128,8 @@ def _boxed(text: str) -> Extraction | None:
     whole, fault = (last, "") if others else whole_box(text[:start][-LONGEST:], last, behind)
     if retracted := withdrawal(last, behind):
         fault = f"hedged: {retracted!r} follows the answer"
-    return Extraction("box", whole, fault=fault, others=tuple(others))
+    later = _marked(behind[:LONGEST]) if len(behind) >= SHORTEST_MARK else None
+    return Extraction("box", whole, fault=fault, others=tuple(others), later=later.text if later else "")
 
 
 Span = tuple[str, int, int]
@@ -132,20 +165,26 @@ def _marked(text: str) -> Extraction | None:
         if not is_no_mark(text[max(0, found.start() - BEFORE) : found.start()].rpartition("\n")[2])
     ]
     marks += [(found.start(), found.end()) for found in HEADING.finditer(text)]
+    if (tag := text.rfind(TAG)) >= 0:
+        marks.append((tag, tag + len(TAG)))
     stripped = text.rstrip()
     line = stripped.rfind("\n") + 1
     opening = LAST_LINE_MARK.match(stripped, line)
     if opening is not None:
         marks.append((line, opening.end()))
+    remark = None
     for _, end in sorted(marks, reverse=True)[:50]:
         found = _answer_line(text, end)
-        if found is not None:
+        if found is not None and not (REMARK.fullmatch(found.text) and not found.fault):
             return found
-    return None
+        remark = remark or found
+    return remark
 
 
 def _answer_line(text: str, start: int) -> Extraction | None:
     """The answer behind a mark, None if the mark is followed by a placeholder."""
+    if text.endswith(TAG, 0, start) and (end := text.find(END_TAG, start)) >= 0:
+        return _sentence(" ".join(text[start : min(end, start + LONGEST)].split()), text[end + len(END_TAG) :])
     line_end = text.find("\n", start)
     line_end = len(text) if line_end < 0 else line_end
     if not text[start:line_end].strip(" \t*_:>#"):
@@ -162,11 +201,14 @@ def _answer_line(text: str, start: int) -> Extraction | None:
         line_end = len(text) if line_end < 0 else line_end
         while start < line_end and text[start] in " \t>#":  # of a quotation or a heading
             start += 1
-    line_end = _whole_formula(text, start, line_end)
+    closed = text.find(END_TAG, start, line_end)
+    line_end = _whole_formula(text, start, line_end) if closed < 0 else closed
     line = text[start:line_end].lstrip(" \t*_:")
-    if re.search(r"[\w)}][ \t]+\*[ \t]*$", line):
+    whole = text[text.rfind("\n", 0, start) + 1 : line_end].lstrip()
+    line = line.rstrip(" `") if whole.startswith("`") else line
+    if lacks_operand(whole, line):
         return Extraction("answer line", line, fault="truncated: an operand is missing")
-    line = line.rstrip(" \t*_:#")
+    line = CLOSING_HASHES.sub("", line).rstrip(" \t*_:")
     return _sentence(line, text[line_end:])
 
 

@@ -10,7 +10,8 @@ import re
 from verifier.verifiers.math.reading.units import parse_unit
 
 LATER = 300  # characters behind an answer in which a retraction counts
-NEAR = 80  # characters of a box's line on either side
+NEAR_BEFORE = 40  # characters of a box's line before it
+NEAR = 80  # and behind it
 
 WITHDRAWAL = re.compile(
     r"(?:^|[\s(*_])(?:wait|actually|hmm|correction|edit\s*:|oops|scratch that|i mean|sorry|on second thought|no,"
@@ -22,6 +23,7 @@ WITHDRAWAL = re.compile(
 ERROR = re.compile(r"\b(?:wrong|incorrect|correction|edit|mistake|not sure|guessing)\b", re.IGNORECASE)
 STATED = re.compile(r"\d+(?:[.,]\d+)*|(?<![A-Za-z'])[B-H](?![A-Za-z'])")
 DOUBTED_SENTENCE = re.compile(r"\b(?:wrong|incorrect|doubt)\b|n't think|\bnot think\b", re.IGNORECASE)
+CHECKED = re.compile(r"\b(?:check|verify|confirm)(?:ing)?(?: (?:the|my|our|this|final))*\s*\Z", re.IGNORECASE)
 SUPPOSED = re.compile(
     r"\b(?:if|suppos(?:e|ing)|assum(?:e|ing))(?: that)?(?: (?:the|my|your|our|this|final|correct))*\s*\Z", re.I
 )
@@ -33,15 +35,17 @@ HEDGED_BEFORE = re.compile(
 )
 ALTERNATIVE_BEFORE = re.compile(r"(?:\d|\$|[})]|\b[A-H])\s*\bor\Z", re.IGNORECASE)
 OPERATOR_BEFORE = re.compile(
-    r"(?:[\w)}]\s*[*+/]|\^|[\d})]\s*-|\\(?:cdot|times|div|sqrt|pm)|\\(?:frac|sqrt)\s*\{|\}\s*\{)\Z"
+    r"(?:[\w)}]\s*[*+/]|[\^_]\s*\{?|[\d})]\s*-|\\(?:cdot|times|div|sqrt|pm)|\\(?:frac|sqrt)\s*\{|\}\s*\{)\Z"
 )
 BULLET = re.compile(r"[ \t]*-[ \t]+\Z")
 OPERATOR_AFTER = re.compile(
     r"(?:[+/*]|\\(?:cdot|times|div|pm)(?![A-Za-z])|-)\s*[$(]{0,2}(?:\d|\\(?:frac|sqrt|pi)|[a-z](?![A-Za-z]))"
-    r"|\^(?!\s*\{?\s*\\circ)|\}\s*\{"
+    r"|\^(?!\s*\{?\s*\\circ)|\}\s*\{|\\[lc]?dots(?![A-Za-z])"
 )
 GLUED_AFTER = re.compile(r"\.\d+|\{?,?\}?\d[\d,.]*|\\(?:pi|sqrt|infty)(?![A-Za-z])[^$\n]{0,20}|π")
-DOUBT_AFTER = re.compile(r"[,(]?\s*(?:or|maybe|perhaps|possibly|probably|not sure)\b[^.\n]{0,60}|\?", re.IGNORECASE)
+DOUBT_AFTER = re.compile(
+    r"[,(]?\s*(?:\\text\s*\{\s*)?(?:or|maybe|perhaps|possibly|probably|not sure)\b[^.\n]{0,60}|\?", re.IGNORECASE
+)
 WORD_AFTER = re.compile(r"\\(?:text|mathrm)\s*\{([^{}]{1,30})\}|([A-Za-z]{1,12})(?![A-Za-z])|(°|\\?%)")
 SCALE = frozenset(["hundred", "thousand", "million", "billion", "trillion", "dozen", "lakh", "crore"])
 
@@ -62,15 +66,20 @@ def is_no_mark(before: str) -> bool:
     """Whether the words before `answer is` on its line deny or suppose it."""
     sentence = re.split(r"[.!?;]\s", before[-200:])[-1]
     return bool(
-        DOUBTED_SENTENCE.search(sentence) or re.search(r"\bpossible\s*\Z", sentence) or SUPPOSED.search(sentence)
+        DOUBTED_SENTENCE.search(sentence)
+        or CHECKED.search(sentence)
+        or re.search(r"\bpossible\s*\Z", sentence)
+        or SUPPOSED.search(sentence)
     )
 
 
 def whole_box(before: str, content: str, after: str) -> tuple[str, str]:
     """A box's content with what is glued to it on its line, and the fault if that is no answer ('' if it is)."""
-    before, after = before.rpartition("\n")[2][-NEAR:], after.partition("\n")[0][:NEAR]
+    before, after = before.rpartition("\n")[2][-NEAR_BEFORE:], after.partition("\n")[0][:NEAR]
     head = MARKUP_BEFORE.sub("", before)
-    if HEDGED_BEFORE.search(head) or ALTERNATIVE_BEFORE.search(head):
+    doubt = HEDGED_BEFORE.search(head)
+    both_ends = doubt is not None and doubt[0].lower() == "between" and " and " in content
+    if (doubt is not None and not both_ends) or ALTERNATIVE_BEFORE.search(head):
         return content, "hedged: the words before the box"
     if OPERATOR_BEFORE.search(head) or re.search(r"\d\Z", before):
         return content, "the box is a part of an expression"
@@ -95,6 +104,6 @@ def _glued(after: str, tail: str) -> str:
     word = WORD_AFTER.match(tail)
     if word is None:
         return ""
-    name = (word[1] or word[2] or word[3]).strip()
+    name = (word[1] or word[2] or word[3]).strip(" \\")
     unit = parse_unit(name, things=False) if len(name) > 1 or word[1] or word[3] else None
     return f" {name}" if name.lower() in SCALE or (unit is not None and unit.dimensions) else ""

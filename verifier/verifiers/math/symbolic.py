@@ -33,6 +33,23 @@ POINTS = (
 """Values of the variables, in alphabetical order, at which formulas are compared."""
 
 VARIABLES = 6
+FUNCTION_OF_ANGLE = re.compile(r"(?<![A-Za-z])(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])")
+DEGREES = re.compile(r"(\d+(?:\.\d+)?|\\[a-z]+|(?<![A-Za-z])[a-z])\s*°")
+INFINITE = re.compile(r"[+-]?\s*\\infty\s*")
+HALF_SLASH = re.compile(r"\d\s*/\s*\d+[a-hj-z](?![A-Za-z])")
+"""`1/2x`: half of x, or one over 2x."""
+
+CAPITALS = re.compile(r"(?<!\\)(?<![a-z])[A-Z](?![a-z])")
+FRACTION_BEFORE = re.compile(r"(?<![\w.)}\]^/])(\d+)\s*/\s*(\d+)(?=\s+[A-Za-z]|\s*\\(?:pi|sqrt)(?![A-Za-z])|\s*\()")
+"""`4/3 \\pi r^3` and `1/2 (x + 1)`: a fraction of numbers, then other factors."""
+
+OBJECTS = frozenset("ABCDEMPQSTUXYZ")
+"""What sets and matrices are called; other capital letters are rather quantities, as in `I^2 R`."""
+
+PRODUCT_OF_CAPITALS = re.compile(
+    r"[A-Z](?:\^(?:\{[^{}]*\}|\w))?\s*(?P<sign>\\times(?![A-Za-z])|\\cdot(?![A-Za-z])|\*|)\s*[A-Z]"
+)
+TERMS = re.compile(r"(?<![\^{(*])[+-]")
 
 
 @contextmanager
@@ -65,12 +82,32 @@ def equal(reference: str, found: str, tolerance: Fraction = Fraction(0)) -> tupl
         return False, "different primes"
     if is_label(reference) or is_label(found):
         return False, "not the same letters"
+    if "\\infty" in reference + found and not (INFINITE.fullmatch(reference) and INFINITE.fullmatch(found)):
+        return False, "no number"
+    if HALF_SLASH.search(found):
+        return False, "a fraction that can be read in two ways"
+    if _in_another_order(reference, found):
+        return False, "a product of sets or matrices in another order"
     if reason := _refused(reference, found):
         return False, reason
     expected, given = parsed(reference), parsed(found)
     if expected is None or given is None:
         return False, "not the same formula"
     return _compared(expected, given, Decimal(tolerance.numerator) / tolerance.denominator)
+
+
+def _in_another_order(reference: str, found: str) -> bool:
+    """Whether products of capital letters alone, as of sets and matrices, have another order of their letters."""
+    product = PRODUCT_OF_CAPITALS.search(reference)
+    if product is None or "\\frac" in reference or "/" in reference or set(CAPITALS.findall(reference)) - OBJECTS:
+        return False
+    if "times" not in product["sign"] and re.search(r"(?<![A-Za-z\\])[a-z]", reference):
+        return False  # a formula of quantities
+    if "(" in reference + found:
+        orders = [CAPITALS.findall(text) for text in (reference, found)]
+        return len(orders[0]) == len(orders[1]) and orders[0] != orders[1]
+    orders = [sorted("".join(CAPITALS.findall(term)) for term in TERMS.split(text)) for text in (reference, found)]
+    return orders[0] != orders[1]
 
 
 def _primes(text: str) -> int:
@@ -104,12 +141,37 @@ def equal_relations(reference: tuple[str, str], found: tuple[str, str]) -> tuple
 @lru_cache(maxsize=FORMULAS)
 def parsed(text: str) -> Any:
     """The sympy object of a formula that `formulas` accepts, None if math-verify cannot read it."""
+    _quiet()
+    latex = _for_library(text)
+    return _shared_symbols(_read(latex))
+
+
+def _shared_symbols(formula: Any) -> Any:
+    """The formula with `i` as the imaginary unit and equal symbols for equal letters.
+
+    math-verify gives a letter other assumptions where it expects complex numbers, and leaves `i` a letter.
+    """
+    from sympy import Basic, I, MatrixBase, Symbol
+
+    if not isinstance(formula, Basic | MatrixBase):
+        return formula
+    letters = [symbol for symbol in formula.free_symbols if isinstance(symbol, Symbol)]
+    shared = {letter: I if letter.name == "i" else Symbol(letter.name, real=True) for letter in letters}
+    with _library("sympy named the symbols of a formula"):
+        try:
+            return formula.xreplace(shared)
+        except (MemoryError, RecursionError, TimeoutError):
+            raise
+        except Exception:  # noqa: BLE001 - a relation or set of complex numbers that sympy does not build
+            return formula
+
+
+def _read(latex: str) -> Any:
+    """What math-verify reads, None if it reads nothing."""
     from math_verify import LatexExtractionConfig, parse
     from math_verify.grader import should_treat_as_complex
     from math_verify.parser import NormalizationConfig, latex2sympy, normalize_latex
 
-    _quiet()
-    latex = _for_library(text)
     config = NormalizationConfig(basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="none")
     with _library("math-verify parsed a formula"):
         try:
@@ -139,8 +201,11 @@ def _quiet() -> None:
 
 def _for_library(text: str) -> str:
     """The formula in the library's spelling."""
-    text = re.sub(r"(?<=\d)[,'](?=\d{3}(?!\d))", "", text).replace("°", "")
+    text = re.sub(r"(?<=\d)[,'](?=\d{3}(?!\d))", "", text)
+    text = DEGREES.sub(r"(\1 \\pi/180)", text) if FUNCTION_OF_ANGLE.search(text) else text
+    text = text.replace("°", "")
     text = re.sub(r"(?<=\d)[eE]([-+]?\d+)", r" \\cdot 10^{\1}", text)
+    text = FRACTION_BEFORE.sub(r"\\frac{\1}{\2}", text)
     text = re.sub(r"\\lg(?![A-Za-z])", r"\\log", text)
     return re.sub(
         r"(?<![\\A-Za-z])(sqrt|sin|cos|tan|cot|sec|csc|arcsin|arccos|arctan|ln|log|exp)(?![A-Za-z])", r"\\\1 ", text

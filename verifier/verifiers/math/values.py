@@ -19,6 +19,13 @@ class Numeral:
 
 
 @dataclass(frozen=True)
+class Ordinal:
+    """A place in an order: `18th`. It is no amount."""
+
+    place: int
+
+
+@dataclass(frozen=True)
 class Formula:
     """A mathematical expression that is no rational number, as cleaned LaTeX."""
 
@@ -70,11 +77,15 @@ class Several:
 
 @dataclass(frozen=True)
 class Ordered:
-    """Values in order, with their brackets: a tuple, a point, an interval, a matrix of rows."""
+    """Values in order, with their brackets: a tuple, a point, an interval, a matrix of rows.
+
+    `variable`: of an inequality that was read as an interval, '' otherwise.
+    """
 
     opening: str
     items: tuple[Value, ...]
     closing: str
+    variable: str = ""
 
 
 @dataclass(frozen=True)
@@ -126,6 +137,7 @@ class Unclear:
 
 Value = (
     Numeral
+    | Ordinal
     | Formula
     | Quantity
     | Words

@@ -17,9 +17,9 @@ from verifier.verifiers.math.canonical import canonical
 from verifier.verifiers.math.comparison import compare
 from verifier.verifiers.math.extraction import SURROGATE, Extraction, boxes, extract
 from verifier.verifiers.math.reading.hedges import polar
-from verifier.verifiers.math.reading.notation import LONGEST, balanced, clean
+from verifier.verifiers.math.reading.notation import LONGEST, balanced, clean, readable, words
 from verifier.verifiers.math.reading.prose import understand
-from verifier.verifiers.math.reading.whole import readable, readings, words
+from verifier.verifiers.math.reading.whole import readings
 from verifier.verifiers.math.symbolic import condensed
 from verifier.verifiers.math.values import Choice, Formula, Numeral, Several, Unclear, Value, Words
 
@@ -32,6 +32,9 @@ OPTIONS: dict[str, tuple[type, str]] = {"last_number": (bool, "true or false")}
 DATE_OR_RANGE = re.compile(r"\d{1,4}/\d{1,2}/\d{1,4}|\d+(?:[.,]\d+)*-\d+(?:[.,]\d+)*(?:-\d+)?")
 """`1/2/2024`, `2005-5-1`, `2010-12`: text, no arithmetic."""
 
+APPROXIMATELY = re.compile(r"\b(?:approx|about|around|roughly|nearly|almost|rounded)|\\approx|\u2248", re.IGNORECASE)
+
+WORKED = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])|####|\banswer\b", re.IGNORECASE)
 EXPECTED = "expected a number, a formula in LaTeX, a choice or words"
 
 
@@ -62,6 +65,8 @@ def _judged(text: str, expected: Expected, options: Mapping[str, Any]) -> Judgem
         rule = "equal values, one per box" if correct else rule
     elif different := [other for other in found.others if not _compared(expected, other, sentence=False)[0]]:
         correct, rule = False, f"several different boxes: also {_shown(different[0])}"
+    if correct and found.later and _contradicts(expected, found.later):
+        correct, rule = False, f"several different answers: behind the box {_shown(found.later)}"
     wanted = canonical(expected.values[0])
     why = f"extracted {_shown(found.text)} from the {found.source}, compared with {_shown(wanted)}: {rule}"
     answer = wanted if correct else _own_answer(found)
@@ -87,8 +92,18 @@ def _answer_of(reference: Mapping[str, Any]) -> str:
     answer = reference["answer"]
     if isinstance(answer, bool) or not isinstance(answer, str | int | float):
         raise ValueError(f"reference answer: {answer!r} is not valid: {EXPECTED}")
-    found = boxes(str(answer))
-    return ", ".join(found) if len(found) > 1 else str(answer)
+    return str(answer)
+
+
+def _stated(answer: str) -> str:
+    """What the boxes or the answer line of a worked solution hold, if the reference is one; else all of it."""
+    if not WORKED.search(answer):
+        return answer
+    found = list(dict.fromkeys(boxes(answer)))
+    if len(found) > 1:
+        return ", ".join(found)
+    extraction = extract(answer, last_number=False)
+    return answer if extraction is None or not extraction.text.strip() else extraction.text
 
 
 @dataclass(frozen=True)
@@ -102,6 +117,7 @@ class Expected:
 @lru_cache(maxsize=REFERENCES)
 def _expected(answer: str) -> Expected:
     """The reference's readings, likeliest first. Raises ValueError."""
+    answer = _stated(answer)
     cleaned = clean(SURROGATE.sub("\ufffd", answer))
     if len(answer) > LONGEST or not readable(cleaned) or not balanced(cleaned) or not balanced(answer):
         raise ValueError(f"reference answer: {answer[:SHOWN]!r} is not valid: {EXPECTED}, at most {LONGEST} characters")
@@ -118,7 +134,7 @@ def _compared(expected: Expected, text: str, sentence: bool) -> tuple[bool, str]
     """The verdict on an answer's text: correct if one of its readings equals one of the reference's."""
     if "~" not in text and condensed(clean(text)) == condensed(expected.text):
         return True, SAME_TEXT.get(type(expected.values[0]), "same text")
-    if isinstance(expected.values[0], Words) and polar(clean(text)) == expected.values[0].text:
+    if isinstance(expected.values[0], Words) and expected.values[0].text in (polar(clean(text)), words(clean(text))):
         return True, "same words"
     understood = understand(text, sentence)
     verdict = (False, "no value")
@@ -133,6 +149,18 @@ def _compared(expected: Expected, text: str, sentence: bool) -> tuple[bool, str]
     if understood.hedge:
         return False, f"hedged: {understood.hedge!r}"
     return verdict
+
+
+def _contradicts(expected: Expected, later: str) -> bool:
+    """Whether an answer line behind the box gives another value; a remark or an approximation gives none."""
+    if APPROXIMATELY.search(later) or _compared(expected, later, sentence=True)[0]:
+        return False
+    given, wanted = understand(later, sentence=True).values[:1], expected.values[0]
+    if isinstance(wanted, Words):
+        return bool(polar(clean(later))) and bool(polar(wanted.text))
+    if isinstance(wanted, Choice):
+        return any(isinstance(value, Choice) for value in given)
+    return any(not isinstance(value, Words | Unclear | Choice) for value in given)
 
 
 def _one_per_box(expected: Expected, boxed: tuple[str, ...]) -> bool:

@@ -12,6 +12,9 @@ HEDGE = re.compile(
     r"|at least|at most|(?:more|less|fewer|greater|larger|smaller|other) than|up to|not|cannot|can't|isn't|unknown"
     r"|unsure|(?:might|could|may|should) be(?= [\d$\\(-])|i think|i guess|guess(?:ing)?|i believe|unclear|depends"
     r"|undetermined|or (?:so|more|less|fewer|greater|higher|lower)|give or take|between|any of|one of|except|unless"
+    r"|some(?= \\?\$?\d)|in excess of|hopefully"
+    r"|with \d{1,3} ?% (?:confidence|certainty)|ballpark|order of"
+    r"|and (?:counting|rising|more|over|above|change|then some|beyond|others?|so (?:on|forth))|etc"
     r"|but|wrong|incorrect|impossible|wait|actually|hmm|none of|all of the above)\b|\?",
     re.IGNORECASE,
 )
@@ -51,23 +54,32 @@ CONDITION = re.compile(
 DOUBT = re.compile(
     r"\b(?:far|never|no longer|false|mistaken|\w{2,12}n't|(?:is|ca|wo|does|do|are|was|did|should|would|could)nt"
     r"|close to|ish|thereabouts|upwards|estimated?|suspect|suppose|unlikely"
-    r"|something like|and up|either|if|when|assuming|unless|too)\b",
+    r"|something like|plausible|onwards?|est|and up|either|if|when|assuming|unless|too)\b",
     re.IGNORECASE,
 )
 """Words of a sentence by which its one number may not be the answer."""
 
 OTHER_VALUE = re.compile(
-    r"(?:\b(?:above|under|below|over|beyond|past|exceed(?:s|ing)?|max(?:imum)?|min(?:imum)?|before|after|by|from"
-    r"|without|remove|add|subtract|half|twice)"
+    r"(?:\b(?:above|under|below|over|beyond|past|exceed(?:s|ing)?|max(?:imum)?|min(?:imum)?|before|after"
+    r"|(?<!rose )(?<!risen )(?<!increased )(?<!decreased )(?<!increases )(?<!decreases )(?<!grew )(?<!fell )"
+    r"(?<!dropped )(?<!changed )(?<!won )by|from"
+    r"|without|(?:first|last|next)|(?:lower|upper) bound"
+    r"|(?:problem|step|equation|question|figure|part|case|exercise|example|section|theorem)"
+    r"|remove|add|subtract|half|twice)"
     r"|(?<!total)(?<!value)(?<!amount)(?<!result)(?<!answer)(?<!profit)(?<!cost)(?<!price)(?<!average)(?<!speed)"
-    r"(?<!area)(?<!length)(?<!width)(?<!height)(?<!weight)(?<!distance)(?<!age)(?<!score)(?<!rate)(?<!earnings)\sof)"
+    r"(?<!area)(?<!length)(?<!width)(?<!height)(?<!weight)(?<!distance)(?<!age)(?<!score)(?<!rate)(?<!earnings)"
+    r"(?<!discount)(?<!increase)(?<!tip)(?<!tax)(?<!raise)(?<!percentage)(?<!probability)"
+    r"(?<!chance)(?<!volume)(?<!perimeter)(?<!balance)(?<!income)(?<!salary)\sof)"
     r"(?:\sof)?\s*\Z|^of\s*\Z",
     re.IGNORECASE,
 )
 """What stands directly before a number that another value is made of: `square of 5`, `above 5`."""
 
 BOUND = re.compile(
-    r"\b(?:max(?:imum)?|min(?:imum)?|above|below|beyond|over|under|at (?:best|worst)|was my)\b(?! the\b)", re.IGNORECASE
+    r"\b(?:max(?:imum)?|min(?:imum)?|above|below|beyond|over|under|at (?:best|worst)|was my"
+    r"|for (?:odd|even|large|small|some|most|[b-hj-z])(?= |$)|in (?:the|this|that|one|either|some) (?:\w{1,12} )?cases?"
+    r")\b(?! the\b)",
+    re.IGNORECASE,
 )
 """What stands behind a number that is a bound or was withdrawn."""
 

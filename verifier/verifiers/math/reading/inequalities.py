@@ -6,19 +6,30 @@ Must not compare.
 from __future__ import annotations
 
 import re
+from typing import NamedTuple
 
-VARIABLE = re.compile(r"\\?[A-Za-z]+(?:_\{?\w\}?)?")
+VARIABLE = re.compile(r"\\?[A-Za-z]+(?:_\{?\w\}?)?(?:\([A-Za-z]\))?")
 NEGATED = re.compile(r"-\s*([A-Za-z])")
 FLIPPED = {"<": ">", ">": "<", "\\le": "\\ge", "\\ge": "\\le"}
 
 
-def bounds(sides: list[str], signs: list[str]) -> tuple[str, str, str, str] | None:
-    """Opening bracket, lower bound, upper bound and closing bracket; None if the chain bounds no single variable."""
+class BoundedVariable(NamedTuple):
+    """An interval of a variable: its brackets, and its bounds as text."""
+
+    opening: str
+    low: str
+    high: str
+    closing: str
+    variable: str
+
+
+def bounds(sides: list[str], signs: list[str]) -> BoundedVariable | None:
+    """What a chain of inequalities bounds; None if it bounds no single variable."""
     if len(sides) == 3 and VARIABLE.fullmatch(sides[1]):
         if set(signs) <= {"<", "\\le"}:
-            return _bracket(signs[0], "["), sides[0], sides[2], _bracket(signs[1], "]")
+            return BoundedVariable(_bracket(signs[0], "["), sides[0], sides[2], _bracket(signs[1], "]"), sides[1])
         if set(signs) <= {">", "\\ge"}:
-            return _bracket(signs[1], "["), sides[2], sides[0], _bracket(signs[0], "]")
+            return BoundedVariable(_bracket(signs[1], "["), sides[2], sides[0], _bracket(signs[0], "]"), sides[1])
         return None
     if len(sides) != 2 or signs[0] not in FLIPPED:
         return None
@@ -28,10 +39,11 @@ def bounds(sides: list[str], signs: list[str]) -> tuple[str, str, str, str] | No
     if not _is_variable(left) or _is_variable(right):
         return None
     if NEGATED.fullmatch(left):
+        left = left.lstrip("- ")
         right, sign = (right[1:] if right.startswith("-") else f"-{right}"), FLIPPED[sign]
     if sign in (">", "\\ge"):
-        return _bracket(sign, "["), right, "\\infty", ")"
-    return "(", "-\\infty", right, _bracket(sign, "]")
+        return BoundedVariable(_bracket(sign, "["), right, "\\infty", ")", left)
+    return BoundedVariable("(", "-\\infty", right, _bracket(sign, "]"), left)
 
 
 def _is_variable(side: str) -> bool:

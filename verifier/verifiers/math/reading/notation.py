@@ -20,15 +20,21 @@ MATH_MARKS = {"(": " ", ")": " ", "[": " ", "]": " "}
 DOLLARS = re.compile(r"\$\$|\$")
 FRAC_ARGUMENT = re.compile(r"\s*(?:(\d|[a-zA-Z]|\\[a-zA-Z]+)|(?=\{))")
 DEGREE = re.compile(r"\s*\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![A-Za-z]))|\\circ(?=\s*[CF]\b)")
+REALS = re.compile(r"\\(?:mathbb\s*(?:\{\s*R\s*\}|R)|R(?:eals)?(?![A-Za-z]))(?!\s*[\^_])")
+SINGLE_STAR = re.compile(r"(?<!\*)\*(?!\*)")
+BRACKETED_MODULUS = re.compile(r"\(\s*mod\s+(\w{1,20})\s*\)")
+COLOR = re.compile(r"\\(?:text)?color\s*\{[^{}]{0,30}\}")
 TEXT = re.compile(r"\\text\s*(?=\{)")
 SUPERSCRIPT = re.compile(f"[{''.join(SUPERSCRIPTS)}]+")
 SUBSCRIPT = re.compile(f"[{''.join(SUBSCRIPTS)}]+")
 FRACTION = re.compile(f"[{''.join(FRACTIONS)}]")
-PLAIN_NAMES = {"pi": r"\pi ", "infinity": r"\infty ", "sqrt": r"\sqrt "}
-PLAIN_NAME = re.compile(r"(?<![A-Za-z\\])(?:(?:pi|infinity)(?![A-Za-z])|sqrt(?=\s*[({\d]))")
+PLAIN_NAMES = {"pi": r"\pi ", "infinity": r"\infty ", "inf": r"\infty ", "sqrt": r"\sqrt "}
+PLAIN_NAME = re.compile(r"(?<![A-Za-z\\])(?:(?:pi|inf(?:inity)?)(?![A-Za-z])|sqrt(?=\s*[({\d]))")
 ROOT_OF_GROUP = re.compile(r"\\sqrt\s*\(((?:[^()]|\([^()]{0,80}\)){1,80})\)")
 PLAIN_POWER = re.compile(r"((?<![A-Za-z])[A-Za-z]|\d|\))\*\*(?=[\d({-])")
 TIMES_TEN = re.compile(r"(?<=\d)\s+[xX]\s+(?=10\s*\^)")
+SYNONYMS = {"dne": "does not exist", "do not exist": "does not exist", "doesnt exist": "does not exist"}
+ARTICLES = re.compile(r"^(?:the|a|an)\s+", re.IGNORECASE)
 BLANK = re.compile(r"\s+")
 MARKDOWN = re.compile(r"\*\*|__(?=\S)|(?<=\S)__")
 
@@ -166,13 +172,17 @@ def clean(text: str) -> str:
     if "\\" in text:
         if "\\begin" not in text:  # no rows of a matrix: a doubled backslash was escaped twice
             text = re.sub(r"\\\\(?=[A-Za-z])", r"\\", text)
+        text = COLOR.sub("", text)
         text = DEGREE.sub("°", text)
+        text = re.sub(r"\\[pb]?mod(?![A-Za-z])\s*\{\s*(\w{1,20})\s*\}", r" mod \1", text)
+        text = REALS.sub(r"(-\\infty, \\infty)", text)
         text = TOKEN.sub(_command, text)
         text = re.sub(r"\0\s*", "", text)
         text = _unwrapped(text)
         text = _braced_arguments(text, r"\frac", 2)
         text = _braced_arguments(text, r"\sqrt", 1)
     text = text.replace("{,}", ",").replace("{.}", ".").replace("{}", "").replace("~", " ").replace("\x01", "$")
+    text = BRACKETED_MODULUS.sub(r"mod \1", text)
     text = BLANK.sub(" ", text).strip()
     return _trimmed(text)
 
@@ -182,6 +192,20 @@ def _typeset(text: str) -> str:
     text = PLAIN_NAME.sub(lambda name: PLAIN_NAMES[name[0]], text)
     text = ROOT_OF_GROUP.sub(r"\\sqrt{\1}", text)
     return TIMES_TEN.sub(r"\\times ", text)
+
+
+def lacks_operand(whole: str, text: str) -> bool:
+    """Whether a text ends with a star or an underscore that closes no emphasis on its `whole` line."""
+    last = text.rstrip()[-2:]
+    if last.endswith("_") and last != "__" and not whole.startswith(("*", "_")):
+        return whole.count("_") % 2 == 1
+    if not last.endswith("*"):
+        return False
+    if re.search(r"[\w)}][ \t]+\*[ \t]*$", text):
+        return True
+    if whole.startswith(("*", "_")) or text.rstrip().endswith("**"):
+        return False
+    return len(SINGLE_STAR.findall(whole)) % 2 == 1 or bool(re.search(r"[\w)}]\*(?=[\w({\\]).*[\w)}]\*[ \t]*$", text))
 
 
 def _unquoted(text: str) -> str:
@@ -197,10 +221,23 @@ def _trimmed(text: str) -> str:
     previous = None
     while text != previous:
         previous = text
-        if re.search(r"[\w)}] +\*$", text):  # an operand is missing
+        if lacks_operand(text, text):
             return text
         text = _unquoted(text)
         text = text if text.endswith("...") else text.rstrip(".,;:").strip()
         if len(text) > 1 and text[0] == "{" and closing_brace(text, 0) == len(text) - 1 and "," not in text:
             text = text[1:-1]
     return text
+
+
+def words(text: str) -> str:
+    """Words in the form that is compared: lower case, no article, no punctuation at the ends, single spaces."""
+    text = ARTICLES.sub("", re.sub(r"[\"'`.!]", "", text).strip())
+    text = re.sub(r"[\s\-_]+", " ", text.replace("\\", " ")).strip(" ,;:()[]")
+    text = text.casefold()
+    return SYNONYMS.get(text, text)
+
+
+def readable(text: str) -> bool:
+    """Whether the text has a letter, a digit or a symbol that means something by itself."""
+    return bool(re.search(r"[^\W_]|\\infty|\\emptyset", text))

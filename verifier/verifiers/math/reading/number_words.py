@@ -9,7 +9,7 @@ import re
 from fractions import Fraction
 
 from verifier.verifiers.math.reading.numerals import rational
-from verifier.verifiers.math.values import Numeral
+from verifier.verifiers.math.values import Numeral, Ordinal
 
 UNITS_WORDS = (
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
@@ -58,22 +58,35 @@ def in_words(text: str) -> Numeral | None:
     """`eighteen`, `minus two thirds`, `five and a half`, `3rd`, `2 million`; None for any other text."""
     if len(text) > 100:
         return None
-    found = ORDINAL.fullmatch(text.lower())
-    if found:
-        return Numeral(Fraction(int(found[1])))
-    words = text.lower().replace("-", " ").split()
-    negative = bool(words) and words[0] in ("minus", "negative")
-    rest = words[negative:]
+    words = text.lower().lstrip("-").replace("-", " ").split()
+    named = bool(words) and words[0] in ("minus", "negative")
+    negative = named != text.startswith("-")
+    rest = words[named:]
     digits = rational(rest[0]) if negative and len(rest) == 1 else None
     value = digits.value if digits else _phrase(rest)
     return None if value is None else Numeral(-value if negative else value)
 
 
+def ordinal(text: str) -> Ordinal | None:
+    """`18th`, `third`; None for any other text."""
+    lowered = text.lower().removeprefix("in ").removeprefix("the ")
+    lowered = lowered.removesuffix(" place").removesuffix(" position")
+    found = ORDINAL.fullmatch(lowered)
+    if found:
+        return Ordinal(int(found[1]))
+    tens, _, last = lowered.rpartition("-")
+    place = ORDINALS.get(last)
+    if place is None or (tens and (tens not in TENS or place > 9)):
+        return None
+    return Ordinal(TENS.get(tens, 0) + place)
+
+
 def _phrase(words: list[str]) -> Fraction | None:
+    if words[:2] == ["half", "a"] or (words[:1] in (["a"], ["an"]) and words[1:2] and words[1] in SCALES):
+        value = _phrase(words[1:])
+        return value / 2 if value is not None and words[0] == "half" else value
     if len(words) == 2 and words[1] in SCALES and (number := rational(words[0])) is not None:
         return number.value * SCALES[words[1]]
-    if len(words) == 1 and words[0] in ORDINALS:
-        return Fraction(ORDINALS[words[0]])
     if "and" in words:  # "five and a half", "two hundred and five"
         at = words.index("and")
         upper, lower = _phrase(words[:at]), _phrase([word for word in words[at + 1 :] if word != "a"])
@@ -82,7 +95,12 @@ def _phrase(words: list[str]) -> Fraction | None:
         return upper + lower
     last = words[-1].removesuffix("s") if words and words[-1] not in ("halves",) else (words[-1] if words else "")
     if last in PARTS and (len(words) > 1 or last in ("half", "quarter")):
-        parts = _cardinal([word for word in words[:-1] if word not in ("a", "an")] or ["one"])
+        above = [word for word in words[:-1] if word not in ("a", "an")] or ["one"]
+        parts = (
+            int(above[0])
+            if last != "quarter" and len(above) == 1 and re.fullmatch(r"\d{1,9}", above[0])
+            else _cardinal(above)
+        )
         return None if parts is None else Fraction(parts, PARTS[last])
     cardinal = _cardinal(words)
     return None if cardinal is None else Fraction(cardinal)

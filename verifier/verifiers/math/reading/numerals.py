@@ -1,4 +1,4 @@
-"""Owns rational numbers in digits: separators, fractions, mixed and scientific numbers, arithmetic.
+"""Owns numbers in digits: separators, fractions, mixed, scientific and repeating numbers, arithmetic, bases.
 
 Must not compute with more than BITS bits, whatever the text.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
-from verifier.verifiers.math.values import Numeral
+from verifier.verifiers.math.values import BasedNumeral, Numeral
 
 BITS = 4096
 EXPONENT = 1000  # the largest power that is computed
@@ -34,6 +34,25 @@ TOKEN = re.compile(
     rf"\s*(?:(?P<scientific>{SCIENTIFIC.pattern})(?![A-Za-z\d])|(?P<number>{PLAIN.pattern})"
     r"|\\(?P<command>frac|times|cdot|div)(?![A-Za-z])|(?P<sign>\*\*|[-+*/^(){}!\[\]]))"
 )
+
+
+BASED = re.compile(
+    r"(\()?([0-9A-Fa-f](?:[0-9A-Fa-f, ]*[0-9A-Fa-f])?)(?(1)\))\s*(?:_\s*\{?\s*(?:base )?(\w+)\s*\}?"
+    r"|\(?\s*(?:in )?base[ -]?(\w+)\s*\)?|\(?in (binary|ternary|octal|decimal|hexadecimal)(?: notation| form)?\)?)"
+)
+NAMED = "two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen"
+BASES = {name: base for base, name in enumerate(NAMED.split(), 2)} | {
+    "binary": 2,
+    "ternary": 3,
+    "octal": 8,
+    "decimal": 10,
+    "hexadecimal": 16,
+}
+PREFIXED = re.compile(r"0([bBoOxX])([0-9A-Fa-f]+)")
+PREFIXES = {"b": 2, "o": 8, "x": 16}
+OVERLINED = re.compile(r"(-?)(\d*)\.(\d*)\\overline\s*\{?\s*(\d+)\s*\}?")
+REPEATED = re.compile(r"(-?)(\d*)\.(\d{0,6}?)(\d{1,6}?)\4{2,}\.\.\.")
+REPEATING_LONGEST = 60  # characters
 
 
 class OversizeError(Exception):
@@ -66,6 +85,7 @@ class _Arithmetic:
         """The numeral, if the expression is just one."""
 
     def whole(self) -> Fraction | None:
+        """The value of all tokens, None if they are no arithmetic."""
         value = self._sum()
         return value if self._at == len(self._tokens) else None
 
@@ -260,3 +280,32 @@ def _terminates(value: Fraction) -> bool:
         while rest % prime == 0:
             rest //= prime
     return rest == 1
+
+
+def based(text: str) -> BasedNumeral | None:
+    """`101_2`, `(101)_{two}`, `101 in base 2`, `0b101`; None for any other text."""
+    prefixed = PREFIXED.fullmatch(text)
+    if prefixed is not None:
+        return based(f"{prefixed[2]}_{PREFIXES[prefixed[1].lower()]}")
+    found = BASED.fullmatch(text)
+    if found is None:
+        return None
+    named = (found[3] or found[4] or found[5]).lower()
+    base = int(named) if named.isdigit() and len(named) < 3 else BASES.get(named)
+    digits = re.sub(r"[, ]", "", found[2]).upper()
+    if base is None or not 2 <= base <= 36 or not digits[0].isalnum():
+        return None
+    if any(int(digit, 36) >= base for digit in digits) or not any(digit.isdigit() for digit in digits):
+        return None
+    return BasedNumeral(digits.lstrip("0") or "0", base)
+
+
+def repeating(text: str) -> Numeral | None:
+    """`0.\\overline{3}` and `0.333...` as 1/3."""
+    found = (OVERLINED.fullmatch(text) or REPEATED.fullmatch(text)) if len(text) <= REPEATING_LONGEST else None
+    if found is None:
+        return None
+    sign, whole, fixed, repeated = found[1], found[2], found[3], found[4]
+    scale = 10 ** len(fixed)
+    value = Fraction(int(whole + fixed or "0"), scale) + Fraction(int(repeated), scale * (10 ** len(repeated) - 1))
+    return Numeral(-value if sign else value)

@@ -9,13 +9,13 @@ import re
 from dataclasses import dataclass
 
 from verifier.verifiers.math.reading import hedges
-from verifier.verifiers.math.reading.formulas import is_formula
-from verifier.verifiers.math.reading.notation import LONGEST, balanced, clean
+from verifier.verifiers.math.reading.formulas import GREEK, is_formula
+from verifier.verifiers.math.reading.notation import LONGEST, balanced, clean, lacks_operand, words
 from verifier.verifiers.math.reading.number_words import NUMBER_WORDS
 from verifier.verifiers.math.reading.numerals import PLAIN, OversizeError, rational
 from verifier.verifiers.math.reading.units import UNREAD_SCALES, leading_currency, parse_unit
-from verifier.verifiers.math.reading.whole import readings, words
-from verifier.verifiers.math.values import Numeral, Quantity, Unclear, Value, Words
+from verifier.verifiers.math.reading.whole import readings
+from verifier.verifiers.math.values import Formula, Numeral, Quantity, Unclear, Value, Words
 
 APPROXIMATE = re.compile(r"^(?:\\approx|approximately|approx\.?|≈)\s*", re.IGNORECASE)
 LEAD = re.compile(
@@ -35,12 +35,26 @@ COMPUTED = re.compile(
     r"|quarter|root|factorial|hundreds|thousands|millions)\b",
     re.IGNORECASE,
 )
-DANGLING = re.compile(r"\b(?:and|or|an?|the|of|plus|minus|but|if|to|with|than)$", re.IGNORECASE)
+DANGLING = re.compile(r"\b(?:and|or|an?|the|of|plus|minus|but|if|to|with|than|and also)$", re.IGNORECASE)
 """A last word behind which something has to follow."""
 
 STRUCK = re.compile(r"~~[^~\n]{1,200}~~")
 MENTIONS = 8  # of the same number in a sentence
-SCALED = re.compile(rf"\s*-?\s*(?:{'|'.join(sorted(UNREAD_SCALES))})s?\b", re.IGNORECASE)
+SCALED = re.compile(
+    rf"\s*-?\s*(?:{'|'.join(sorted(UNREAD_SCALES))})s?\b|\s*(?:score|grand)\b(?!\s+[a-z]{{3}})", re.IGNORECASE
+)
+CHANGED = re.compile(
+    r"\s*(?:\\?%|percent)\s*(?:age)?\s*(?:points?\s*)?(?:more|less|fewer|greater|higher|lower|larger|smaller|over|under"
+    r"|above|below|better|worse)\b|\s*(?:\S{1,20}\s)?off\b|\s*(?:in|as) (?:binary|octal|hex)"
+    rf"|\s*\\?(?:{'|'.join(GREEK)})\b",
+    re.IGNORECASE,
+)
+"""What directly follows a number and makes another value of it."""
+
+ADDED = re.compile(
+    r"(?:\band|,) (?:an?|one|another|several|many|a few|some)\b|\b(?:an?|one|another) \w+ and\b", re.IGNORECASE
+)
+"""Another thing beside those that are counted."""
 ABOUT = re.compile(r"(?:^|[\s($*])~\s?-?\\?\$?[\d.]")
 """A tilde directly before a number."""
 
@@ -63,6 +77,8 @@ def understand(content: str, sentence: bool) -> Understood:
     text = clean(content)
     if not balanced(text):
         return Understood((Unclear("truncated: unbalanced braces"),))
+    if lacks_operand(text, text):
+        return Understood((Unclear("truncated: an operand is missing"),))
     if ABOUT.search(content):
         return Understood(readings(text, glued_units=True), "~")
     if sentence:
@@ -83,7 +99,8 @@ def understand(content: str, sentence: bool) -> Understood:
         plain = hedges.without_reason(text)
         values += readings(plain, glued_units=True) + readings(LEAD.sub("", plain), glued_units=True)
     if sentence and text.endswith("!"):
-        values += readings(text.rstrip("! "), glued_units=True)
+        exclaimed = readings(text.rstrip("! "), glued_units=True)
+        values += tuple(value for value in exclaimed if not isinstance(value, Formula))
     return Understood(values)
 
 
@@ -153,7 +170,7 @@ def _only_amount(text: str) -> Value:
         return Unclear("a sentence with more than one number, or with a formula")
     if not amounts:
         return Words(words(text)) if WORD.search(text) else Unclear("no value")
-    if not WORD.search(outside) or re.search(r"[=<>^_+*\\]|\(\s*\)|\w{2}\(", outside) or is_formula(text):
+    if not WORD.search(outside) or re.search(r"[=<>^_+*\\#@&|]|\(\s*\)|\w{2}\(", outside) or is_formula(text):
         return Unclear("no expression that can be read")
     if DANGLING.search(text):
         return Unclear("a sentence without its end")
@@ -162,11 +179,13 @@ def _only_amount(text: str) -> Value:
         return Unclear("a sentence with several different numbers")
     if len(amounts) > MENTIONS or any(hedges.another_value(text, one.start(), one.end()) for one in amounts):
         return Unclear("a sentence whose number may not be the answer")
-    if SCALED.match(text[amounts[-1].end() :]):
+    after = text[amounts[-1].end() :]
+    if SCALED.match(after):
         return Unclear("a number with a scale that is not read")
+    if any(CHANGED.match(text[one.end() :]) for one in amounts) or ADDED.search(text):
+        return Unclear("a sentence that makes another value of its number")
     value = values.pop()
     assert value is not None
-    after = text[amounts[-1].end() :]
     for length in range(4, 0, -1):
         unit = parse_unit(" ".join(after.split()[:length]), things=False)
         if unit is not None and isinstance(value, Numeral):

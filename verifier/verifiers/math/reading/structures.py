@@ -23,6 +23,9 @@ CHOICE = re.compile(
 )
 
 
+AFFIRMED = re.compile(
+    r"(?<=[A-Za-z)\]])\s+is (?:the )?(?:correct|right|best)(?: (?:answer|option|choice|one))?$", re.IGNORECASE
+)
 REMARKED = re.compile(r"([A-H])\s+\(([^()]+)\)")
 
 
@@ -119,7 +122,7 @@ def choice(text: str, remark: bool = False) -> tuple[str, str] | None:
     remarked = REMARKED.fullmatch(text) if remark else None
     if remarked is not None:
         return remarked[1], remarked[2].strip()
-    found = CHOICE.fullmatch(text)
+    found = CHOICE.fullmatch(AFFIRMED.sub("", text))
     if found is None:
         return None
     return (found[1] or found[2]).upper(), found[3].strip()

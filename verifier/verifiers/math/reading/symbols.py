@@ -61,6 +61,7 @@ SYMBOLS = {
     "…": "...",
     "→": r"\to ",
     "⇒": r"\implies ",
+    **dict.fromkeys("✅✓✔☑✨🎉👍💯🎯🏆😊🙂", " "),
     "θ": r"\theta ",
     "α": r"\alpha ",
     "β": r"\beta ",

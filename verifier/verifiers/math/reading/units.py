@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
+from verifier.verifiers.math.reading.formulas import GREEK
 from verifier.verifiers.math.reading.number_words import NUMBER_WORDS, PARTS
 from verifier.verifiers.math.values import Unit
 
@@ -93,7 +94,7 @@ NAMES: dict[str, tuple[Dimensions, Fraction]] = {
     "mph": ((("m", 1), ("s", -1)), Fraction("1609.344") / 3600),
     "kph": ((("m", 1), ("s", -1)), Fraction(1000, 3600)),
     "kmph": ((("m", 1), ("s", -1)), Fraction(1000, 3600)),
-    "unit": (NOTHING, Fraction(1)),
+    "unit": ((("unit", 1),), Fraction(1)),
 }
 """By lower-case singular: base units with their powers, and the factor to them (SI brochure; NIST SP 811)."""
 
@@ -109,13 +110,19 @@ NOT_NOUNS_WORDS = (
     "about at least most more than less times over to sin "
     "cos tan log ln exp sqrt mod base is are was the because so then thus hence where with for of is equals am pm max "
     "min gcd lcm per a an never upwards upward ish thereabouts too estimated maximum minimum either assuming above "
-    "below under beyond false"
+    "below under beyond false off binary octal hexadecimal modulo counting onward onwards est hopefully"
 )
 SCALES_WORDS = "lakh lac crore gross ten halve factorial th k mil bn mn"
 UNREAD_SCALES = frozenset(SCALES_WORDS.split()) | frozenset(PARTS) - {"quarter", "half", "halves"}
 """What multiplies or divides the number before it, and is no unit."""
 
-NOT_NOUNS = frozenset(NOT_NOUNS_WORDS.split()) | UNREAD_SCALES
+NOT_NOUNS = frozenset(NOT_NOUNS_WORDS.split()) | UNREAD_SCALES | frozenset(name.lower() for name in GREEK)
+ALONE_NO_NOUN = frozenset(("score", "grand", "divided", "multiplied", "increased", "decreased", "raised"))
+"""By itself behind a number no thing: `5 score` is 100, `5 scores` are five of them."""
+
+COMPARATIVES = frozenset(("higher", "lower", "greater", "larger", "smaller", "fewer", "better", "worse", "points"))
+"""Behind a percentage they make it a change: `5% higher`."""
+
 PREPOSITIONS_WORDS = "of per in for each every a an on at by to from from that altogether total left"
 PREPOSITIONS = frozenset(PREPOSITIONS_WORDS.split())
 HARMLESS = re.compile(
@@ -123,7 +130,11 @@ HARMLESS = re.compile(
     r"|each(?: [A-Za-z]{3,20})?|(?:per|every|a|an) [A-Za-z]{3,20})\b[ .]*){1,4}",
     re.IGNORECASE,
 )
+ANOTHER_THING = re.compile(r",\s*(?:an?|one|another|some|several)\b", re.IGNORECASE)
+VARIABLE = re.compile(r"\b[b-z]\b")
+PER = re.compile(r"(?:per|an?|each|every)\s+|/\s*")
 INCHES = re.compile(r"((?:(?:sq|square|cu|cubic)\.? )?)in\.?(?=\s*\^\s*\{?\s*\d\s*\}?$|$)", re.IGNORECASE)
+DEGREES_OF = re.compile(r"(?:\bdeg(?:ree)?s?\.? |°\s?)([CF])(?:elsius|ahrenheit)?\b", re.IGNORECASE)
 TOKEN = re.compile(
     r"\s*(?:([A-Za-zµμ]+\.?)|(°\s?[CFcf](?![A-Za-z])|US\$|[°%$€£¥₹¢])|(\^\s*\{?\s*(-?\d)\s*\}?)|([/*·\-]|\\cdot))"
 )
@@ -227,6 +238,12 @@ def _nouns(text: str) -> frozenset[str] | None:
     rest = lowered[len(counted) :]
     if any({word, singular(word)} & (NOT_NOUNS | NUMBER_WORDS) for word in counted):
         return None
+    if (counted[:1] == lowered and counted[0] in ALONE_NO_NOUN) or ANOTHER_THING.search(text):
+        return None
+    if {"odd", "even", "case", "cases"}.intersection(rest) or VARIABLE.search(" ".join(words[len(counted) :])):
+        return None
+    if rest[:1] == ["in"] and {"binary", "octal", "hexadecimal", "hex"} & set(rest):
+        return None
     if any(word in NUMBER_WORDS or word in ("or", "not", "maybe", "if", "least", "most") for word in rest):
         return None
     if not counted or any(len(word) < 3 for word in counted):
@@ -239,12 +256,15 @@ def parse_unit(text: str, things: bool) -> Unit | None:
     text = text.strip()
     if not text or len(text) > LONGEST:
         return None
+    text = DEGREES_OF.sub(r"°\1", text)
     found = _compound(INCHES.sub(r"\1inch", text, count=1) if INCHES.match(text) else text)
     if found is not None and INCHES.match(text):
         return found[0]
     if found is not None:
         unit, end = found
         rest = text[end:].strip(" .,")
+        if unit.dimensions == (("percent", 1),) and COMPARATIVES.intersection(rest.lower().split()):
+            return None
         if not rest or (things and _nouns(rest) is not None):
             return unit
         return None
@@ -264,6 +284,16 @@ def leading_currency(text: str) -> tuple[str, Unit] | None:
     return found["sign"] + found["rest"], Unit(named[0], named[1])
 
 
+def rate(amount: Unit, text: str) -> Unit | None:
+    """The unit of an amount per the time or length that a text names: `per hour`, `a day`, `/km`; None for others."""
+    found = PER.match(text)
+    divisor = parse_unit(text[found.end() :], things=False) if found else None
+    if divisor is None or not divisor.dimensions:
+        return None
+    below = tuple((base, -power) for base, power in divisor.dimensions)
+    return Unit(tuple(sorted(amount.dimensions + below)), amount.factor / divisor.factor)
+
+
 def splits(text: str) -> list[tuple[str, str]]:
     """The ways to split a text into what may be a number and what may be a unit, the longest unit first."""
     found: list[tuple[str, str]] = []
@@ -271,18 +301,39 @@ def splits(text: str) -> list[tuple[str, str]]:
         before = text[: start.start()].rstrip()
         if text[start.start() :] == "K" and before == text[:-1]:  # "18K" is 18 thousand, "18 K" a temperature
             continue
+        divided = "/" if before.endswith("/") else ""  # "5/day"
+        before = before.removesuffix("/").rstrip()
         if before and len(found) < 12:
-            found.append((before, text[start.start() :]))
+            found.append((before, divided + text[start.start() :]))
     return found
+
+
+def is_unnamed(unit: Unit) -> bool:
+    """Whether it is `units`, `square units` or `cubic units`."""
+    return len(unit.dimensions) == 1 and unit.dimensions[0][0] == "unit"
+
+
+def is_one_scale(reference: Unit, found: Unit) -> bool:
+    """Whether numbers in compatible units are compared as they are: one size, or one of them does not say all."""
+    if reference.factor == found.factor or is_unnamed(reference) or is_unnamed(found):
+        return True
+    return bool(reference.dimensions != found.dimensions and is_money(reference))
 
 
 def compatible(reference: Unit, found: Unit) -> bool:
     """Whether the units measure the same, so that their numbers can be compared."""
     if reference.nouns and found.nouns:
         return bool(reference.nouns & found.nouns)
+    named = next((unit for unit in (reference, found) if is_unnamed(unit)), None)
+    if named is not None:
+        other = found if named is reference else reference
+        power = named.dimensions[0][1]
+        return power == 1 or named.dimensions == other.dimensions or other.dimensions == (("m", power),)
     if reference.nouns or found.nouns:
         return False
     if reference.dimensions == found.dimensions:
         return True
-    money = [base for base, power in reference.dimensions if base in MONEY]
-    return bool(money) and reference.dimensions == ((money[0], 1),) and dict(found.dimensions).get(money[0]) == 1
+    money = [base for base, power in reference.dimensions if base in MONEY and power == 1]
+    if not money or dict(found.dimensions).get(money[0]) != 1:
+        return False
+    return ((money[0], 1),) in (reference.dimensions, found.dimensions)  # the question says per what

@@ -6,21 +6,22 @@ Must not search: a text that is no value as a whole is prose (`prose` searches i
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from fractions import Fraction
 from functools import lru_cache
 from itertools import pairwise
 
 from verifier.verifiers.math.reading import structures
+from verifier.verifiers.math.reading.calendar import clock, date
 from verifier.verifiers.math.reading.formulas import is_formula
 from verifier.verifiers.math.reading.hedges import hedge
 from verifier.verifiers.math.reading.inequalities import bounds
-from verifier.verifiers.math.reading.number_words import UNITS, in_words
-from verifier.verifiers.math.reading.numerals import OversizeError, decimal_comma, rational
-from verifier.verifiers.math.reading.units import leading_currency, parse_unit, splits
+from verifier.verifiers.math.reading.notation import words
+from verifier.verifiers.math.reading.number_words import in_words, ordinal
+from verifier.verifiers.math.reading.numerals import OversizeError, based, decimal_comma, rational, repeating
+from verifier.verifiers.math.reading.units import leading_currency, parse_unit, rate, splits
 from verifier.verifiers.math.values import (
-    BasedNumeral,
     Choice,
-    ClockTime,
     Formula,
     Numeral,
     Ordered,
@@ -39,33 +40,23 @@ ITEMS = 60
 WORDS = 12  # of an answer in words; a longer text is prose
 UNION = re.compile(r"\\cup(?![A-Za-z])|\\[{}]|\\langle|\\rangle|[()\[\]{}]|(?<=[\])}])\s*(?:U|or|and)\s*(?=[\[({\\])")
 CONJUNCTION = re.compile(r"\\[{}]|\\langle|\\rangle|[()\[\]{}]|\s*,?\s+(?:and|or)\s+(?!a half|one half)", re.IGNORECASE)
-BASED = re.compile(
-    r"([0-9A-Fa-f](?:[0-9A-Fa-f, ]*[0-9A-Fa-f])?)\s*(?:_\s*\{?\s*(?:base )?(\w+)\s*\}?"
-    r"|\(?\s*(?:in )?base[ -]?(\w+)\s*\)?)"
-)
 RATIO = re.compile(r"-?[\d.,]+(?:/\d+)?(?:\s*(?::|\bto\b)\s*-?[\d.,]+(?:/\d+)?)+", re.IGNORECASE)
-CLOCK = re.compile(r"(\d{1,2})(?::([0-5]\d)(?::00)?)?\s*([ap])\.? ?m\b\.?|(\d{1,2}):([0-5]\d)", re.IGNORECASE)
 MIXED = re.compile(r"(-?\d{1,9}) and (\d{1,9}/\d{1,9})")
-OVERLINED = re.compile(r"(-?)(\d*)\.(\d*)\\overline\s*\{?\s*(\d+)\s*\}?")
-REPEATED = re.compile(r"(-?)(\d*)\.(\d{0,6}?)(\d{1,6}?)\4{2,}\.\.\.")
-REPEATING_LONGEST = 60  # characters
 AMOUNT = re.compile(r"(\d[\d,]*(?:\.\d+)?)\s*([A-Za-z]+)")
 SUMMED = re.compile(rf"{AMOUNT.pattern}(?:(?:\s*,\s*|\s+)(?:and\s+)?{AMOUNT.pattern}){{1,3}}")
 PLUS_MINUS = re.compile(r"\\pm(?![A-Za-z])|\+/-|\+-")
 MINUS_PLUS = re.compile(r"\\mp(?![A-Za-z])")
+ANGLE_OF_FUNCTION = re.compile(r"\\?(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])[^=]*\Z")
+BUILDER = re.compile(r"\\?[A-Za-z](?:\s*\\in\s*\(-\\infty, \\infty\))?\s*(?:\||:)\s*(.+)")
+"""The condition of `\\{x : x > 2\\}`."""
+
+GROUPED_AMOUNT = re.compile(r"([-+]?\d{1,3}(?:\.\d{3})+,\d+)\s*([^\s\d,][^\d,]{0,40})")
+REALS = re.compile(r"(?:all|any|every|the)?(?: set of)?(?: all)? ?real(?:s| numbers?)(?: line)?", re.IGNORECASE)
 MEMBER = re.compile(r"[A-Za-z]\s*\\in(?![A-Za-z])\s*")
-ARTICLES = re.compile(r"^(?:the|a|an)\s+", re.IGNORECASE)
 INTRODUCTION = re.compile(r"^(?:[A-Za-z]{2,}\s+)+(?=\\?[A-Za-z](?![A-Za-z ]))")
 """The words in `we find that x`, before a variable."""
 
 NAME = re.compile(r"\\?[A-Za-z]+(?:_\{?\w+\}?)?'?\s*(?:\([A-Za-z\d, -]*\))?|[|\\A-Za-z ]+")
-
-
-def words(text: str) -> str:
-    """Words in the form that is compared: lower case, no article, no punctuation at the ends, single spaces."""
-    text = ARTICLES.sub("", re.sub(r"[\"'`.!]", "", text).strip())
-    text = re.sub(r"[\s\-_]+", " ", text.replace("\\", " ")).strip(" ,;:()[]")
-    return text.casefold()
 
 
 def readings(text: str, glued_units: bool) -> tuple[Value, ...]:
@@ -74,11 +65,6 @@ def readings(text: str, glued_units: bool) -> tuple[Value, ...]:
     `glued_units`: `2m` may be two metres (in a response); else it is twice the variable m.
     """
     return _readings(text, glued_units, 0)
-
-
-def readable(text: str) -> bool:
-    """Whether the text has a letter, a digit or a symbol that means something by itself."""
-    return bool(re.search(r"[^\W_]|\\infty|\\emptyset", text))
 
 
 @lru_cache(maxsize=4096)
@@ -132,10 +118,15 @@ def _matrix(text: str, glued_units: bool, depth: int) -> Value | None:
     return Ordered("matrix", tuple(Ordered("row", line or (), "row") for line in lines), "matrix")
 
 
+def _reals(text: str, glued_units: bool, depth: int) -> Value | None:
+    return _first("(-\\infty, \\infty)", glued_units, depth) if REALS.fullmatch(text) else None
+
+
 def _member(text: str, glued_units: bool, depth: int) -> Value | None:
     """`x \\in [0, 1]` as the interval."""
     found = MEMBER.match(text)
-    return _first(text[found.end() :], glued_units, depth) if found else None
+    value = _first(text[found.end() :], glued_units, depth) if found else None
+    return replace(value, variable=text[0]) if isinstance(value, Ordered) and value.opening != "matrix" else value
 
 
 def _union(text: str, glued_units: bool, depth: int) -> Value | None:
@@ -170,6 +161,9 @@ def _bracketed(text: str, glued_units: bool, depth: int) -> Value | None:
     if found is None:
         return None
     opening, inside, closing = found
+    if opening == "\\{" and (condition := BUILDER.fullmatch(inside)):
+        bounded = _first(condition[1], glued_units, depth)
+        return bounded if isinstance(bounded, Ordered | Pieces) else None
     parts = structures.elements(inside, bracketed=True)
     if opening == "\\{" or (opening == "{" and len(parts) > 1):
         items = _items(parts, glued_units, depth)
@@ -183,13 +177,11 @@ def _bracketed(text: str, glued_units: bool, depth: int) -> Value | None:
 
 
 def _clock(text: str, glued_units: bool, depth: int) -> Value | None:
-    found = CLOCK.fullmatch(text)
-    if found is None:
-        return None
-    if found[4] is not None:
-        return ClockTime(int(found[4]), int(found[5]))
-    hour, minute, half = int(found[1]), int(found[2] or 0), found[3].lower() + "m"
-    return ClockTime(hour, minute, half)
+    return clock(text)
+
+
+def _date(text: str, glued_units: bool, depth: int) -> Value | None:
+    return date(text)
 
 
 def _proportion(text: str, glued_units: bool, depth: int) -> Value | None:
@@ -204,17 +196,7 @@ def _proportion(text: str, glued_units: bool, depth: int) -> Value | None:
 
 
 def _based(text: str, glued_units: bool, depth: int) -> Value | None:
-    found = BASED.fullmatch(text)
-    if found is None:
-        return None
-    named = (found[2] or found[3]).lower()
-    base = int(named) if named.isdigit() and len(named) < 3 else UNITS.get(named)
-    digits = re.sub(r"[, ]", "", found[1]).upper()
-    if base is None or not 2 <= base <= 36 or not digits[0].isalnum():
-        return None
-    if any(int(digit, 36) >= base for digit in digits) or not any(digit.isdigit() for digit in digits):
-        return None
-    return BasedNumeral(digits.lstrip("0") or "0", base)
+    return based(text)
 
 
 def _relation(text: str, glued_units: bool, depth: int) -> Value | None:
@@ -251,9 +233,10 @@ def _interval(sides: list[str], signs: list[str], glued_units: bool, depth: int)
     found = bounds(sides, signs)
     if found is None:
         return None
-    opening, low, high, closing = found
-    items = _items([low, high], glued_units, depth)
-    return None if items is None or any(isinstance(item, Words) for item in items) else Ordered(opening, items, closing)
+    items = _items([found.low, found.high], glued_units, depth)
+    if items is None or any(isinstance(item, Words) for item in items):
+        return None
+    return Ordered(found.opening, items, found.closing, found.variable)
 
 
 def _listed(text: str, glued_units: bool, depth: int) -> Value | None:
@@ -280,22 +263,16 @@ def _pieces(text: str) -> list[str]:
 
 def _in_words(text: str, glued_units: bool, depth: int) -> Value | None:
     mixed = MIXED.fullmatch(text)
-    return rational(f"{mixed[1]} {mixed[2]}") if mixed else in_words(text)
+    return rational(f"{mixed[1]} {mixed[2]}") if mixed else ordinal(text) or in_words(text)
 
 
 def _repeating(text: str, glued_units: bool, depth: int) -> Value | None:
-    """`0.\\overline{3}` and `0.333...` as 1/3."""
-    found = (OVERLINED.fullmatch(text) or REPEATED.fullmatch(text)) if len(text) <= REPEATING_LONGEST else None
-    if found is None:
-        return None
-    sign, whole, fixed, repeated = found[1], found[2], found[3], found[4]
-    scale = 10 ** len(fixed)
-    value = Fraction(int(whole + fixed or "0"), scale) + Fraction(int(repeated), scale * (10 ** len(repeated) - 1))
-    return Numeral(-value if sign else value)
+    return repeating(text)
 
 
 def _summed(text: str, glued_units: bool, depth: int) -> Value | None:
     """`1 hour 30 minutes`, `18 dollars and 50 cents`: amounts of one dimension, each unit smaller than the last."""
+    text = re.sub(r"\$(\d[\d,]*)(?= .*cents?)", r"\1 dollars", text)
     if not SUMMED.fullmatch(text):
         return None
     found = [(rational(amount), parse_unit(name, things=False)) for amount, name in AMOUNT.findall(text)]
@@ -318,6 +295,23 @@ def magnitude(text: str) -> Numeral | Formula | None:
     return number or (Formula(text) if is_formula(text) else None)
 
 
+def _priced(text: str, glued_units: bool, depth: int) -> Value | None:
+    """`€1.234,50`, `1.234,50 kg`: one number whose comma makes no list."""
+    if "," not in text:
+        return None
+    if (grouped := GROUPED_AMOUNT.fullmatch(text)) is not None:
+        number, unit = rational(grouped[1]), parse_unit(grouped[2], things=True)
+        return _counted(number, unit) if number is not None and unit is not None else None
+    currency = leading_currency(text)
+    if currency is None:
+        return None
+    try:
+        number = rational(currency[0]) or decimal_comma(currency[0])
+    except OversizeError:
+        return None
+    return Quantity(number, currency[1]) if number is not None else None
+
+
 def _quantity(text: str, glued_units: bool, depth: int) -> Value | None:
     currency = leading_currency(text)
     if currency is not None:
@@ -327,16 +321,19 @@ def _quantity(text: str, glued_units: bool, depth: int) -> Value | None:
             return Quantity(value, unit)
         for before, after in splits(amount):
             value = magnitude(before)
-            if value is not None and (parse_unit(after, things=True)) is not None:
-                return Quantity(value, unit)
+            priced = rate(unit, after) or (unit if parse_unit(after, things=True) is not None else None)
+            if value is not None and priced is not None:
+                return Quantity(value, priced)
         return None
     for before, after in splits(text):
         if not glued_units and len(after) == 1 and after.isalpha() and not text[len(before)].isspace():
             continue
         value = magnitude(before)
-        if value is None:
+        if value is None or (after.startswith("°") and ANGLE_OF_FUNCTION.search(before)):
             continue
         unit_found = parse_unit(after, things=isinstance(value, Numeral))
+        if isinstance(value, Numeral) and re.match(r"/\w{2}", after):  # "5/hour"
+            unit_found = rate(Unit(()), after)
         if unit_found is not None and not hedge(after):
             return _counted(value, unit_found)
     return None
@@ -351,6 +348,8 @@ def _choice(text: str, glued_units: bool, depth: int) -> Value | None:
     if found is None or (len(text) == 1 and text.islower()) or hedge(found[1]):
         return None
     inner = structures.choice(found[1])
+    if found[1][:1] in tuple(",+*/=<>^|&"):
+        return None
     if inner is not None and inner[1]:  # "A: B: C: ..." is no option with its content
         return None
     if re.search(r"(?:\b(?:or|and)\b|,|/)\s*\(?[A-Z]\)?(?![A-Za-z])|^\(?[A-Z]\)?(?:\s|$)|^(?:or|and)\b", found[1]):
@@ -371,11 +370,14 @@ def _text(text: str, glued_units: bool, depth: int) -> Value | None:
 
 READERS = (
     _matrix,
+    _reals,
+    _priced,
     _member,
     _choice,
     _union,
     _bracketed,
     _clock,
+    _date,
     _proportion,
     _based,
     _in_words,
