@@ -15,6 +15,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_fastapi_instrumentator import Instrumentator
 from prometheus_fastapi_instrumentator.metrics import Info
 
+from services.api.body_limit import TOO_LARGE, BodyLimit
 from services.api.dead_letters import add_dead_route
 from services.api.runs import add_run_routes
 from services.api.unknown_verdicts import add_unknown_route
@@ -41,7 +42,9 @@ STATUS = {
 """By exception, derived ones included."""
 UNTIMED = ("^/healthz$", "^/readyz$", "^/metrics$")
 """Routes that only probes and Prometheus call, every few seconds."""
-ERRORS: dict[int | str, dict[str, Any]] = {code: {"model": ErrorResponse} for code in sorted({*STATUS.values()})}
+ERRORS: dict[int | str, dict[str, Any]] = {
+    code: {"model": ErrorResponse} for code in sorted({*STATUS.values(), TOO_LARGE})
+}
 
 
 def create_app(redis: Redis) -> FastAPI:
@@ -60,6 +63,7 @@ def create_app(redis: Redis) -> FastAPI:
     add_dead_route(app, redis, records)
     add_unknown_route(app, redis, records)
     _add_probe_routes(app, redis, records)
+    app.add_middleware(BodyLimit)  # inside of what measures, which counts its refusals
     Instrumentator(should_group_status_codes=False, excluded_handlers=list(UNTIMED)).add(_measure).instrument(app)
     return app
 
