@@ -151,17 +151,17 @@ class RewardJudges:
 async def _next(
     found: asyncio.Queue[list[tuple[_Part, Finding]]], working: Sequence[asyncio.Task[None]]
 ) -> list[tuple[_Part, Finding]]:
-    """The next findings. Raises what a task raised."""
+    """The next findings. Raises what a task raised, and RuntimeError if all have ended without any."""
     getting = asyncio.ensure_future(found.get())
     try:
         while not getting.done():
             running = [task for task in working if not task.done()]
+            if not running and found.empty():
+                raise RuntimeError("all judges have ended, but a text has no finding")
             await asyncio.wait([getting, *running], return_when=asyncio.FIRST_COMPLETED)
             for task in working:
                 if task.done() and (error := task.exception()):
                     raise error
-            if not running and found.empty() and not getting.done():
-                raise RuntimeError("all judges have ended, but a text has no finding")
         return getting.result()
     finally:
         getting.cancel()

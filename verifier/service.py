@@ -19,9 +19,8 @@ from services.cancellation import cancellation_requested
 from services.contracts import Lane, Prompt, Sample, SampleResult, Task, Verdict
 from services.metrics import DAMAGED_PAYLOADS, FAULTS, MESSAGES, VERDICT_SECONDS
 from services.process import Context, collect_garbage_rarely
-from services.settings import Recipe
 from services.settings.rewards.kinds import JudgeReward
-from services.settings.rewards.reward import Reward, parse_text
+from services.settings.rewards.reward import Reward
 from services.streams.delivery.consumer import Consumer, Delivery
 from services.streams.delivery.leases import Lease
 from services.streams.delivery.payloads import fetch_texts
@@ -29,11 +28,12 @@ from services.streams.state.group_state import Effect, GroupTransitions, dead_le
 from services.streams.state.rewards.judge_budget import SharedBudget
 from services.streams.state.rewards.reward_files import read_reward_files
 from services.streams.state.rewards.unknown import JudgedResponse, UnknownVerdicts
-from verifier.judging import RewardJudges, is_confined, reward_of, sees_prompt
+from verifier.judging import RewardJudges, reward_of, sees_prompt
 from verifier.outside import outside_judges
+from verifier.prctl import deny_inspection
+from verifier.preloading import preloaded
 from verifier.sandbox.finding import Finding, damaged_payload
 from verifier.sandbox.pool import Sandbox, default_processes
-from verifier.sandbox.prctl import deny_inspection
 from verifier.verifiers.base import Candidate
 
 log = logging.getLogger(__name__)
@@ -42,8 +42,6 @@ READ_COUNT = 64
 IN_FLIGHT = 512
 """The most texts of a lane that this replica judges or holds: those that take long must not stop the reading."""
 REASON_CHARACTERS = 300
-ROW_REWARDS = ("math", "answer-line", "pattern", "reasoning-gym")
-"""What is loaded before the replica is ready if rows name their own verifiers."""
 
 
 class _Judged(NamedTuple):
@@ -66,7 +64,8 @@ class VerifierService:
         settings, startup_s = recipe.verifier, recipe.limits.startup_timeout_s
         files = await read_reward_files(context.redis, context.record)
         processes = settings.processes or default_processes()
-        with Sandbox(processes, settings.timeout_s, preloaded(recipe), files=files, start_s=startup_s) as sandbox:
+        rewards = await preloaded(context)
+        with Sandbox(processes, settings.timeout_s, rewards, files=files, start_s=startup_s) as sandbox:
             with context.waits.on("sandbox", "the verifiers to load and be confined", startup_s):
                 gaps = await sandbox.start()
             for gap in gaps:
@@ -95,14 +94,6 @@ def _budget(context: Context, reward: Reward) -> SharedBudget | None:
         return None
     limits = options.max_requests, options.max_tokens
     return SharedBudget(context.redis, context.keys, context.heartbeat.info.id, reward.text, *limits)
-
-
-def preloaded(recipe: Recipe) -> list[Reward]:
-    """The confined single rewards of a recipe, those that its rows may name included."""
-    found = [single for reward in recipe.rewards for single in reward.singles if is_confined(single)]
-    if any(source.rows_name_verifiers for source in recipe.data_sources.values()):
-        found += map(parse_text, ROW_REWARDS)
-    return list({single.text: single for single in found}.values())
 
 
 class _LaneJudge:

@@ -14,6 +14,7 @@ from services.contracts.events import (
     Cause,
     DeadLetter,
     Event,
+    RowFunctions,
     UnknownVerdict,
 )
 from services.contracts.groups import (
@@ -96,6 +97,7 @@ __all__ = [
     "PromptResult",
     "Release",
     "RewardDigests",
+    "RowFunctions",
     "RunState",
     "Sample",
     "SampleFacts",

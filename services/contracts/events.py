@@ -142,3 +142,10 @@ class UnknownVerdict(Message):
     reason: str
     excerpt: str = ""
     at: Finite
+
+
+class RowFunctions(Message):
+    """sampler -> verifier: the user's functions that rows of the data name beyond the recipe's own rewards."""
+
+    kind: Literal["row-functions"] = "row-functions"
+    functions: tuple[str, ...]

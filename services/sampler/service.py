@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterable
+from itertools import chain
 
 from services.cancellation import cancel_and_wait
-from services.contracts import ALONE
+from services.contracts import ALONE, Prompt
 from services.process import Context, collect_garbage_rarely
-from services.sampler.data import RowRewards, load_splits
+from services.sampler.data import RowRewards, load_splits, row_functions
 from services.sampler.evaluation.evaluator import Evaluator, held_out_sets, load_held_out
 from services.sampler.evaluation.schedule import EvaluationSchedule
 from services.sampler.queue.maintenance import Maintenance
@@ -24,6 +26,8 @@ from services.sampler.rewind import rewind_run
 from services.streams.memory_plan import compare_loaded
 from services.streams.state.group_state import GroupTransitions
 from services.streams.state.policy_history import committed_step
+from services.streams.state.rewards.reward_files import read_reward_files
+from services.streams.state.rewards.row_functions import write_row_functions
 
 log = logging.getLogger(__name__)
 
@@ -60,8 +64,10 @@ class SamplerService:
     async def _evaluate(self, context: Context, maintenance: Maintenance) -> None:
         recipe = context.record.pinned_recipe
         with context.waits.on("data", "the held-out prompts to be loaded", recipe.limits.startup_timeout_s):
-            sets, loaded = await asyncio.to_thread(load_held_out, recipe)
+            files = await read_reward_files(context.redis, context.record)
+            sets, loaded = await asyncio.to_thread(load_held_out, recipe, files)
         await context.event_log.write("data-loaded", loaded)
+        await _share_functions(context, (prompt for held_out in sets for prompt in held_out.prompts))
         prompts = {held_out.name: len(held_out.prompts) for held_out in sets}
         await compare_loaded(context.redis, recipe, recipe.data.train, prompts)
         transitions = await GroupTransitions.fenced(context.redis, context.keys, self.name, context.heartbeat.info.id)
@@ -72,8 +78,10 @@ class SamplerService:
         recipe = context.record.pinned_recipe
         # In a thread, because reading a big file must not delay this process's heartbeat.
         with context.waits.on("data", "the prompts to be loaded and filtered", recipe.limits.startup_timeout_s):
-            splits = await asyncio.to_thread(load_splits, recipe.data, recipe.evaluation.sets, RowRewards.of(recipe))
+            rewards = RowRewards.of(recipe, await read_reward_files(context.redis, context.record))
+            splits = await asyncio.to_thread(load_splits, recipe.data, recipe.evaluation.sets, rewards)
         await context.event_log.write("data-loaded", splits.report.text)
+        await _share_functions(context, chain(splits.train, splits.held_out, *splits.sets.values()))
         # A run that has trained has shown that it fits: a restarted sampler must not end it by an upper bound.
         if await committed_step(context.redis, context.keys) == 0:
             await compare_loaded(context.redis, recipe, splits.report.train, splits.report.sets)
@@ -104,3 +112,10 @@ class SamplerService:
                     task.result()
         finally:
             await cancel_and_wait(finishing, yielding)
+
+
+async def _share_functions(context: Context, prompts: Iterable[Prompt]) -> None:
+    """Write which functions of the user's the prompts name: verifiers load them before they are ready."""
+    verifiers = (prompt.verifier for prompt in prompts)
+    functions = await asyncio.to_thread(row_functions, context.record.recipe, verifiers)
+    await write_row_functions(context.redis, context.keys, functions)

@@ -85,6 +85,7 @@ class RunKeys:
     heartbeats = _Key()
     judge_budget = _Key()
     unknown = _Key()
+    row_functions = _Key()
 
     def __post_init__(self) -> None:
         if not RUN_ID.fullmatch(self.run):

@@ -64,6 +64,47 @@ def test_each_fault_is_shown_up_to_twenty(rule: str) -> None:
     assert (last, status) == ("and 2 more", 1)
 
 
+def with_functions(functions: list[str], source: str) -> str:
+    """A recipe with the file rewards.py, whose rows name these functions of it."""
+    Path("rewards.py").write_text(source)
+    named = [{"question": f"{name}?", "answer": "1", "verifier": f"python:./rewards.py:{name}"} for name in functions]
+    Path("own.jsonl").write_text("\n".join(map(json.dumps, named)))
+    fields = {"verifier": "verifier"}
+    return recipe(data=own("own.jsonl", fields=fields), verifier={"files": ["./rewards.py"]})
+
+
+SCORE = "def score(prompt, response, reference, metadata):\n    return True\n"
+
+
+def test_functions_that_rows_name_must_exist() -> None:
+    both = SCORE + SCORE.replace("score", "more")
+    status, output = penstock("reward", "check", with_functions(["score", "more"], both))
+    assert output.splitlines()[-1] == "all 2 references can be read"
+    assert status == 0
+    status, output = penstock("reward", "check", with_functions(["score", "missing"], SCORE))
+    assert output.strip() == (
+        "penstock: data.path: 'own.jsonl' row 2: field 'verifier': 'python:./rewards.py:missing' is not valid: "
+        "expected a function that './rewards.py' defines at top level: it has 'score'"
+    )
+    assert status == 2
+
+
+def test_rows_do_not_name_more_functions_than_stay_loaded() -> None:
+    names = [f"f{number}" for number in range(25)]
+    source = "".join(SCORE.replace("score", name) for name in names)
+    status, output = penstock("reward", "check", with_functions(names, source))
+    assert "data: 25 is not valid: expected rows that name at most 24 different functions of verifier.files" in output
+    assert status == 2
+
+
+def test_the_files_of_a_recipe_are_checked() -> None:
+    path = with_functions(["score"], SCORE)
+    Path("rewards.py").unlink()
+    status, output = penstock("reward", "check", path)
+    assert "verifier.files: './rewards.py' is not valid: expected a file in" in output
+    assert status == 2
+
+
 def test_generated_prompts_need_no_trial() -> None:
     status, output = penstock("reward", "check", recipe())
     assert output.splitlines()[-1].startswith("no reference to try: all prompts are generated")

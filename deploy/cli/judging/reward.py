@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import typer
@@ -39,41 +40,51 @@ def check(recipe: RecipeArgument, runs: RunsOption = DEFAULT_RUNS) -> None:
     os.environ["PENSTOCK_RUNS"] = str(runs.absolute())  # where the sampler's loading finds what is downloaded
     try:
         with reported_errors():
-            loaded = _loaded(recipe)
-            sources = _read(loaded)
+            loaded, files = _loaded(recipe)
+            sources = _read(loaded, files)
             _report(sources)
             if sources.bad:
                 raise typer.Exit(EXIT_FAILED)
+            _check_functions(loaded, sources)
             print_line(plain(_split_text(loaded, sources)))
     except (DataError, ReferenceTrialError) as error:
         fail(str(error))
-    files = any(not found.source.generated for found in sources.all)
+    from_files = any(not found.source.generated for found in sources.all)
     generated = "no reference to try: all prompts are generated, and have the generator's own"
-    print_line(f"all {sources.tried} references can be read" if files else generated)
+    print_line(f"all {sources.tried} references can be read" if from_files else generated)
 
 
-def _loaded(path: RecipeArgument) -> Recipe:
-    """The recipe, with copies of its data of the hub in place of their addresses."""
+def _loaded(path: RecipeArgument) -> tuple[Recipe, dict[str, str]]:
+    """The recipe, with copies of its data of the hub in place of their addresses, and the texts of its files."""
+    from deploy.cli.recipe_files import load_with_files
     from services.api.addresses import checked_addresses
-    from services.settings import load_recipe
     from services.storage.hub.address import is_hub
     from services.storage.hub.copies import pinned_data
     from services.storage.models import inputs_folder
     from services.streams.state.run_record import pinned
 
-    recipe = checked_addresses(load_recipe(path))
+    recipe, files = load_with_files(path)
+    recipe = checked_addresses(recipe)
     fields = {str(source.path): f"{section}.path" for section, source in recipe.data_sources.items()}
     on_hub = {text: field for text, field in fields.items() if is_hub(text)}
-    return pinned(recipe, pinned_data(on_hub, inputs_folder(), recipe.limits.startup_timeout_s))
+    return pinned(recipe, pinned_data(on_hub, inputs_folder(), recipe.limits.startup_timeout_s)), files
 
 
-def _read(recipe: Recipe) -> ReadSources:
+def _read(recipe: Recipe, files: Mapping[str, str]) -> ReadSources:
     """What the sampler of a run of this recipe reads."""
     from services.sampler.data import RowRewards, read_sources
 
     trains = recipe.limits.rollout_steps > 0
     data = recipe.data if trains or recipe.data.held_out else None
-    return read_sources(data, recipe.evaluation.sets, RowRewards.of(recipe), spare=trains)
+    return read_sources(data, recipe.evaluation.sets, RowRewards.of(recipe, files), spare=trains)
+
+
+def _check_functions(recipe: Recipe, sources: ReadSources) -> None:
+    """Raises DataError if the rows name more functions than a verifier holds loaded."""
+    from services.sampler.data import row_functions
+
+    rows = (rows for found in sources.all for known in found.questions.values() for rows in known.values())
+    row_functions(recipe, (each.item.verifier for each in rows))
 
 
 def _split_text(recipe: Recipe, sources: ReadSources) -> str:

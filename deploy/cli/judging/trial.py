@@ -58,7 +58,7 @@ def try_reward(
     try:
         with reported_errors():
             recipe, files = _reward_in(reward)
-            asked = list(islice(_asked(recipe, data), 2 * rows))
+            asked = list(islice(_asked(recipe, files, data), 2 * rows))
             if not asked:
                 fail(f"--data: {str(data)!r} is not valid: expected at least one row")
             judged = asyncio.run(_judged(recipe, files, asked, timeout))
@@ -79,13 +79,13 @@ def _reward_in(text: str) -> tuple[Recipe, dict[str, str]]:
     return with_reward(NO_RUN, text, Path.cwd())
 
 
-def _asked(recipe: Recipe, data: Path) -> Iterator[Asked[Tried]]:
+def _asked(recipe: Recipe, files: dict[str, str], data: Path) -> Iterator[Asked[Tried]]:
     """The responses to judge, in the order of the rows. Raises DataError."""
     from deploy.cli.judging.local_judging import Asked
     from deploy.cli.judging.verify_input import VerifyRows, rows_of
     from services.sampler.data import DataError
 
-    reader = VerifyRows(recipe)
+    reader = VerifyRows(recipe, files)
     kinds = [single.kind for reward in recipe.rewards for single in reward.singles]
     written = next((ANSWERED[kind] for kind in kinds if kind in ANSWERED), "{}")
     try:

@@ -68,7 +68,7 @@ def verify(
     try:
         with reported_errors():
             loaded, files = rewards_here(verifier, recipe)
-            rows = VerifyRows(loaded)
+            rows = VerifyRows(loaded, files)
             table = ConfusionTable()
             with _source(file, rows) as source, _target(output) as target:
                 judges = _judges(loaded, files, timeout, processes)

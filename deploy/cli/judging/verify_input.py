@@ -5,7 +5,7 @@ Must not judge. A reference is read as that of a run's data, so that both have t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, BinaryIO
@@ -58,8 +58,8 @@ def rows_of(file: BinaryIO, name: str) -> Iterator[Row]:
 class VerifyRows:
     """Reads the rows of `penstock verify`: they may name the rewards that rows of the recipe's data may name."""
 
-    def __init__(self, recipe: Recipe) -> None:
-        rewards = RowRewards.of(recipe)
+    def __init__(self, recipe: Recipe, files: Mapping[str, str]) -> None:
+        rewards = RowRewards.of(recipe, files)
         self._rewards = lru_cache(
             lambda fields: rewards.of_source(recipe.data.model_copy(update={"fields": fields}), "data")
         )

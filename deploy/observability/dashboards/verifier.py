@@ -73,7 +73,7 @@ VERIFIER = Board(
             ),
             Panel(
                 "Judgement duration, 99th percentile",
-                "By outcome; an unknown verdict was attempted twice.",
+                "By outcome; a text that takes too long has an unknown one.",
                 {"{{run}} {{outcome}}": quantile(0.99, _SECONDS, "run, outcome")},
                 "s",
                 low=0,

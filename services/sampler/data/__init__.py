@@ -5,7 +5,7 @@ Must not tokenise, or import a verifier's code.
 
 from services.sampler.data.cursor import PromptCursor, PromptsExhaustedError
 from services.sampler.data.references import ReferenceTrialError
-from services.sampler.data.row_rewards import RowRewards
+from services.sampler.data.row_rewards import RowRewards, row_functions
 from services.sampler.data.rows import DataError
 from services.sampler.data.splits import (
     DataReport,
@@ -33,5 +33,6 @@ __all__ = [
     "load_evaluated",
     "load_splits",
     "read_sources",
+    "row_functions",
     "split",
 ]

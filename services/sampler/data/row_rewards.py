@@ -6,13 +6,15 @@ Must not judge, nor try a reference; the verifier's program does.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 from services.sampler.data.rows import DataError, Row, excerpt
 from services.settings import Recipe, SourceSettings
+from services.settings.faults import invalid
+from services.settings.rewards.files import expected_function
 from services.settings.rewards.kinds import PythonReward
 from services.settings.rewards.reward import (
     COMBINATIONS,
@@ -44,6 +46,9 @@ BUILT_IN = ("answer-line", "math", "pattern", "reasoning-gym")
 ANSWER = "answer"
 """The field that a bare answer becomes, unless a single reward needs another one."""
 
+MOST_FUNCTIONS = 24
+"""How many functions of `verifier.files` the rows of a run may name: each is held loaded by every verifier."""
+
 CACHED = 1024  # rewards per source; rows of a file mostly share a few
 SHOWN_FAULT = 600  # characters
 
@@ -65,13 +70,16 @@ class RowReward:
 class SourceRewards:
     """The rewards that the rows of one source may use: built-in ones, and what its recipe names.
 
-    `own` is the source's own reward. Raises RewardError if the recipe's names cannot resolve it.
+    `own` is the source's own reward; `files`: see RowRewards. Raises RewardError if the recipe's names cannot resolve
+    it.
     """
 
-    def __init__(self, source: SourceSettings, names: RewardNames, known: Collection[str], files: Collection[str]):
+    def __init__(
+        self, source: SourceSettings, names: RewardNames, known: Collection[str], files: Mapping[str, str | None]
+    ) -> None:
         self.source = source
         self._names = names
-        self._files = frozenset(files)
+        self._files = files
         own = names.resolved(parse_reward(source.verifier))
         self._known = frozenset(known).union(single.text for single in own.singles)
         self.own = _row_reward(own)
@@ -92,6 +100,8 @@ class SourceRewards:
         for single in reward.singles:
             if not self._may_use(single):
                 raise RewardError(f"verifier: {excerpt(single.text)} is not valid: expected {FORMS}")
+            if expected := self._expected_function(single):
+                raise RewardError(f"verifier: {excerpt(single.text)} is not valid: expected {expected}")
         return _row_reward(reward)
 
     def _may_use(self, single: Reward) -> bool:
@@ -100,6 +110,14 @@ class SourceRewards:
         options = single.options
         # Without `needs`: what needs the network or files runs in pods that exist only for rewards of the recipe.
         return isinstance(options, PythonReward) and not options.needs and options.file in self._files
+
+    def _expected_function(self, single: Reward) -> str:
+        """What is expected in place of a function that its file does not define; "" if it may define it."""
+        options = single.options
+        if not isinstance(options, PythonReward) or options.file is None:
+            return ""
+        text = self._files.get(options.file)
+        return "" if text is None else expected_function(options.file, options.function.rpartition(":")[2], text)
 
     def _explained(self, text: str) -> str:
         """An error of a reward for rows, which may use fewer than a recipe."""
@@ -119,17 +137,23 @@ class SourceRewards:
 
 
 class RowRewards:
-    """The rewards that a recipe offers to the rows of its sources. Without arguments: the built-in ones alone."""
+    """The rewards that a recipe offers to the rows of its sources. Without arguments: the built-in ones alone.
 
-    def __init__(self, rewards: Mapping[str, Document] | None = None, files: Collection[str] = ()) -> None:
+    `files`: those whose functions rows may name, by name (`./rewards.py`), with their texts. Where the text is None,
+    whether a function exists is not looked at.
+    """
+
+    def __init__(
+        self, rewards: Mapping[str, Document] | None = None, files: Mapping[str, str | None] | None = None
+    ) -> None:
         self._names = RewardNames(rewards or {})
         self._known = self._names.texts
-        self._files = files
+        self._files = files or {}
 
     @classmethod
-    def of(cls, recipe: Recipe) -> RowRewards:
-        """Those of a recipe."""
-        return cls(recipe.verifier.rewards, recipe.verifier.files)
+    def of(cls, recipe: Recipe, texts: Mapping[str, str]) -> RowRewards:
+        """Those of a recipe. `texts`: of the user's files, by name, as far as they are known."""
+        return cls(recipe.verifier.rewards, {name: texts.get(name) for name in recipe.verifier.files})
 
     def of_source(self, source: SourceSettings, where: str) -> SourceRewards:
         """Those of one of its sources; `where` is the source's section in errors. Raises DataError."""
@@ -137,6 +161,21 @@ class RowRewards:
             return SourceRewards(source, self._names, self._known, self._files)
         except RewardError as error:
             raise DataError(f"{where}.{error}") from None
+
+
+def row_functions(recipe: Recipe, verifiers: Iterable[str]) -> tuple[str, ...]:
+    """The confined functions of the user's that rewards of rows use, and none of the recipe's own; no repetition.
+
+    `verifiers`: the rewards of prompts. Raises DataError if there are more than MOST_FUNCTIONS.
+    """
+    known = {single.text for reward in recipe.rewards for single in reward.singles}
+    singles = (single for text in dict.fromkeys(verifiers) for single in parse_text(text).singles)
+    named = (each.text for each in singles if isinstance(each.options, PythonReward) and not each.options.needs)
+    found = tuple(text for text in dict.fromkeys(named) if text not in known)
+    if len(found) > MOST_FUNCTIONS:
+        expected = f"rows that name at most {MOST_FUNCTIONS} different functions of verifier.files"
+        raise DataError(invalid("data", len(found), expected))
+    return found
 
 
 def _row_reward(reward: Reward) -> RowReward:

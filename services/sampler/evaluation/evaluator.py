@@ -70,14 +70,14 @@ def held_out_sets(
     return tuple(HeldOut(name, prompts[name], samples.get(name, settings.samples)) for name in recipe.evaluated_sets)
 
 
-def load_held_out(recipe: Recipe) -> tuple[tuple[HeldOut, ...], str]:
-    """The sets of a run that only evaluates, and what was loaded in one line.
+def load_held_out(recipe: Recipe, files: Mapping[str, str]) -> tuple[tuple[HeldOut, ...], str]:
+    """The sets of a run that only evaluates, and what was loaded in one line. `files`: the user's, texts by name.
 
     Training prompts are read only if the held-out split needs them. Raises DataError, ReferenceTrialError. Blocks while
     files are read and references tried.
     """
     data = recipe.data if recipe.data.held_out else None
-    loaded = load_evaluated(data, recipe.evaluation.sets, RowRewards.of(recipe))
+    loaded = load_evaluated(data, recipe.evaluation.sets, RowRewards.of(recipe, files))
     return held_out_sets(recipe, loaded.held_out, loaded.sets), loaded.text
 
 

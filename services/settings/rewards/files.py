@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 from services.contracts import REWARD_DIGESTS
@@ -123,13 +124,26 @@ def _content_faults(uses: Iterable[FileUse], files: Mapping[str, str]) -> Iterat
     for use in dict.fromkeys(uses):
         if use.rubric and not files[use.name].strip():
             yield invalid(_field(use.name), files[use.name][:SHOWN_CHARACTERS], f"the rubric that {use.setting} names")
-        known = names.get(use.name)
-        if use.function and known is not None and use.function not in known:
-            has = _listed(sorted(name for name in known if not name.startswith("_")))
-            expected = f"a function that {use.name!r} defines at top level: it has {has}"
+        if use.function and (expected := _lacks(use.name, use.function, names.get(use.name))):
             yield invalid(use.setting, f"{use.name}:{use.function}", expected)
 
 
+def expected_function(file: str, function: str, text: str) -> str:
+    """What is expected in place of a function that a file (`./rewards.py`) does not define; "" if it may define it.
+
+    `text`: of the file, which `file_faults` has found to be right.
+    """
+    return _lacks(file, function, _top_level_names(file, text))
+
+
+def _lacks(file: str, function: str, known: frozenset[str] | None) -> str:
+    if known is None or function in known:
+        return ""
+    has = _listed(sorted(name for name in known if not name.startswith("_")))
+    return f"a function that {file!r} defines at top level: it has {has}"
+
+
+@lru_cache(maxsize=MOST_FILES)  # rows with many forms of a reward name the same few files
 def _top_level_names(name: str, source: str) -> frozenset[str] | None:
     """The names that a Python module defines; None if it may import any. Raises _UnparsedError."""
     try:

@@ -122,7 +122,7 @@ def trained_samples(runs: Path, run: str) -> TrainedSamples:
 
 
 def _prompts(recipe: Recipe) -> dict[str, Prompt]:
-    """The prompts of a recipe's data by id, read as the run's sampler did."""
-    found = read_sources(recipe.data, recipe.evaluation.sets, RowRewards.of(recipe)).settled().data
+    """The prompts of a recipe's data by id, read as the run's sampler did, which has looked for their functions."""
+    found = read_sources(recipe.data, recipe.evaluation.sets, RowRewards.of(recipe, {})).settled().data
     assert found is not None, "the run's own data was asked for"
     return {prompt.id: prompt for prompt in found.prompts}

@@ -48,10 +48,10 @@ def new_reward(recipe: Recipe, verifier: str | None, archive: RunArchive) -> New
         if verifier is None:
             return NewReward(recipe, files, recipe.rewards, None)
         judged_by = recipe.data.model_copy(update={"verifier": verifier})
-        other = RowRewards.of(recipe).of_source(judged_by, "data").own
+        other = RowRewards.of(recipe, files).of_source(judged_by, "data").own
         return NewReward(recipe, files, (parse_text(other.text),), other)
     here, files = with_reward(NO_RUN, verifier, Path.cwd())
-    other = RowRewards.of(here).of_source(here.data, "data").own
+    other = RowRewards.of(here, files).of_source(here.data, "data").own
     return NewReward(here, files, (parse_text(other.text),), other)
 
 

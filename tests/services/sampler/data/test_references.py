@@ -172,11 +172,11 @@ def test_an_evaluation_uses_the_recipes_names(tmp_path: Path) -> None:
     entry = {"name": "exam", "source": "jsonl", "path": str(tmp_path / "rows.jsonl")}
     document = recipe_document("/model", evaluation={"sets": [entry]}, data={"held_out": 0})
     recipe = parse_recipe(document | {"verifier": {"rewards": {"both": {"all": ["math", "answer-line"]}}}})
-    [held_out], text = load_held_out(recipe)
+    [held_out], text = load_held_out(recipe, {})
     assert [prompt.verifier for prompt in held_out.prompts] == ['{"all":["math","answer-line"]}']
     assert text == "0 held out, 1 in set 'exam'"
     with pytest.raises(DataError, match="'both' is not valid"):
-        load_held_out(parse_recipe(document))
+        load_held_out(parse_recipe(document), {})
 
 
 READ_ONE = "import sys\nsys.stdin.readline()\nprint('{}', flush=True)\n"

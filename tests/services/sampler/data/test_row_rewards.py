@@ -12,15 +12,17 @@ import pytest
 from pyarrow import parquet
 
 from services.contracts import Prompt
-from services.sampler.data import DataError, RowRewards, load_splits
-from services.settings import DataSettings, SourceSettings
+from services.sampler.data import DataError, RowRewards, load_splits, row_functions
+from services.sampler.data.row_rewards import MOST_FUNCTIONS
+from services.settings import DataSettings, SourceSettings, parse_recipe
+from tests.harness.small_run import recipe_document
 from tests.services.sampler.loading import read_set
 
 SCORE = "python:./rewards.py:score"
 JUDGE = {"judge": {"url": "https://j/v1", "model": "m", "rubric": "./rubric.md"}}
 NAMED = RowRewards(
     {"mine": SCORE, "strict": {"all": ["math", "mine"]}, "rated": JUDGE, "plain": "answer-line"},
-    files=["./rewards.py", "./lib/more.py"],
+    files={"./rewards.py": None, "./lib/more.py": "from helper import form as other\nLIMIT = 2\n_hidden = 3\n"},
 )
 LAST = {"math": {"last_number": True}}
 LAST_TEXT = '{"math":{"last_number":true}}'
@@ -109,6 +111,35 @@ def test_what_rows_may_not_name(tmp_path: Path, verifier: Any, message: str) -> 
         load(tmp_path, [row("math"), row(verifier)], NAMED)
     assert caught.match(message)
     assert len(str(caught.value)) < 1200
+
+
+HAS = r"expected a function that './lib/more\.py' defines at top level: it has 'LIMIT', 'other'"
+
+
+@pytest.mark.parametrize(
+    ("verifier", "shown"),
+    [
+        ("python:./lib/more.py:missing", r"'python:\./lib/more\.py:missing'"),
+        ({"python": {"function": "./lib/more.py:form"}}, r"'python:\./lib/more\.py:form'"),
+        ({"all": ["math", "python:./lib/more.py:missing"]}, r"'python:\./lib/more\.py:missing'"),
+    ],
+)
+def test_a_row_names_a_function_that_exists(tmp_path: Path, verifier: Any, shown: str) -> None:
+    with pytest.raises(DataError, match=rf"rows\.jsonl' row 2: field 'verifier': {shown} is not valid: {HAS}$"):
+        load(tmp_path, [row("math"), row(verifier, question="r")], NAMED)
+
+
+def test_functions_of_rows_are_those_that_only_rows_name() -> None:
+    own = {"all": ["python:./rewards.py:own", "math"]}
+    data = {"source": "jsonl", "path": "rows.jsonl", "layout": "fields", "verifier": own, "options": {}}
+    recipe = parse_recipe(recipe_document("/model", data=data, verifier={"rewards": {"mine": SCORE}}))
+    rows = ["math", SCORE, "python:./rewards.py:own", '{"any":["python:./m.py:f","math",{"python":"./m.py:g"}]}']
+    needs = '{"python":{"function":"./m.py:h","needs":["files"]}}'
+    assert row_functions(recipe, [*rows, needs, "python:./m.py:g"]) == ("python:./m.py:f", "python:./m.py:g")
+    names = [f"python:./m.py:f{number}" for number in range(MOST_FUNCTIONS + 1)]
+    assert len(row_functions(recipe, [*names[1:], *rows[:3]])) == MOST_FUNCTIONS
+    with pytest.raises(DataError, match=r"^data: 25 is not valid: expected rows that name at most 24 different"):
+        row_functions(recipe, names)
 
 
 def test_without_a_recipe_rows_have_the_built_in_ones(tmp_path: Path) -> None:
