@@ -14,7 +14,7 @@ from benchmarks.verifier import attacks, cost, hangs
 
 MEASUREMENTS: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {
     "hang": hangs.one_among_64,
-    "hangs": lambda: hangs.one_in_a_hundred(3000),
+    "hangs": lambda: hangs.one_in_a_hundred(6000),
     "verdicts": lambda: cost.verdicts(1024),
     "functions": lambda: cost.functions(1024),
     "attacks": lambda: attacks.measure(300),

@@ -13,10 +13,10 @@ from benchmarks.verifier.texts import HANG, PATTERN, formulas, words
 from services.settings import parse_recipe
 from services.settings.rewards.reward import Reward
 from tests.harness.small_run import recipe_document
-from verifier.sandbox.pool import Sandbox
+from verifier.sandbox.pool import Sandbox, default_processes
 from verifier.verifiers.base import Candidate
 
-PROCESSES = 2
+PROCESSES = default_processes()
 TIMEOUT_S = parse_recipe(recipe_document("/none")).verifier.timeout_s
 """The default of recipes."""
 

@@ -64,10 +64,10 @@ class ModelSettings(Section):
 class VerifierSettings(Section):
     """The verifier fleet. `timeout_s`: the CPU seconds of one judgement; ten times that on the clock ends it too.
 
-    `processes`: how many responses of a lane a replica judges at once (null: its cores, at most 8). `rewards`: rewards
-    by name, for other rewards and for rows; `files`: further files beside the recipe that your functions import or
-    rows name. The run is paused with an alert when more than `max_unknown_share` of the verdicts are unknown (of at
-    least 64, and of a whole batch's number of groups; null: never).
+    `processes`: how many responses of a lane a replica judges at once (null: one more than its cores, at most 9).
+    `rewards`: rewards by name, for other rewards and for rows; `files`: further files beside the recipe that your
+    functions import or rows name. The run is paused with an alert when more than `max_unknown_share` of the verdicts
+    are unknown (of at least 64, and of a whole batch's number of groups; null: never).
     """
 
     replicas: Positive = 1

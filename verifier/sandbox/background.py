@@ -21,9 +21,9 @@ from verifier.sandbox.process import JudgingProcess, Reply
 
 MOST_SLOW = 64
 """How many texts that take long a lane may have beside its processes."""
-LOOK_S = 0.05
+LOOK_S, LOOK_STOPPED_S = 0.05, 0.2
 """The pause between two looks at a text that takes long."""
-TURN_S, REST_S = 0.002, 0.038
+TURN_S, REST_S = 0.002, 0.078
 """How a text that takes long runs, and stops, while others need all processes: it gets some CPU time in any case."""
 
 
@@ -108,7 +108,7 @@ class Background:
             return ((False, LOOK_S),)
         if before < self._running:
             return ((False, TURN_S), (True, REST_S))
-        return ((True, LOOK_S),)
+        return ((True, LOOK_STOPPED_S),)
 
     def _stop(self, text: SlowText, stop: bool) -> None:
         if stop != text.stopped:

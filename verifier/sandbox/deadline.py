@@ -11,11 +11,11 @@ import select
 import sys
 import time
 
-LOOK_S = 0.05
+LEAST_LOOK_S, LOOK_S = 0.001, 0.05
 """The pause between two looks at the CPU time of a process that has not answered."""
 SLOW_WALL_S = 0.25
 """A judgement takes long from so many seconds on the clock, whatever its CPU time."""
-SLOW_FACTOR, LEAST_SLOW_S, MOST_SLOW_S = 8.0, 0.002, 0.25
+SLOW_FACTOR, LEAST_SLOW_S, MOST_SLOW_S = 8.0, 0.001, 0.25
 """A judgement takes long from so many times the usual one, at least and at most so many CPU seconds."""
 REMEMBERED = 32
 """How many judgements the usual one is made of, about: newer ones count more."""
@@ -70,9 +70,12 @@ class Deadline:
         """
         pause_s = LOOK_S if slow_s is None else min(LOOK_S, slow_s)
         while not self.look(ready, pause_s):
-            wall_s = time.monotonic() - self._started
-            if slow_s is not None and (self.cpu_seconds >= slow_s or wall_s >= SLOW_WALL_S):
+            if slow_s is None:
+                continue
+            left_s = slow_s - self.cpu_seconds
+            if left_s <= 0 or time.monotonic() - self._started >= SLOW_WALL_S:
                 return False
+            pause_s = min(LOOK_S, max(LEAST_LOOK_S, left_s))
         return True
 
 

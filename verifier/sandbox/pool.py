@@ -20,9 +20,9 @@ from verifier.sandbox.warm_parent import WarmParentError
 from verifier.verifiers.base import Candidate
 
 START_S = 120.0
-HANDED_OVER_S = 0.1
+HANDED_OVER_S = 0.05
 """The longest that a finding waits for those after it. Handing over each one costs more than a fast judgement."""
-MOST_PROCESSES = 8
+MOST_PROCESSES = 9
 
 
 class SandboxError(Exception):
@@ -30,9 +30,12 @@ class SandboxError(Exception):
 
 
 def default_processes() -> int:
-    """How many texts of a lane are judged at once unless the recipe says so: one per core, at most MOST_PROCESSES."""
+    """How many texts of a lane are judged at once by default: one more than cores, at most MOST_PROCESSES.
+
+    The one more has work for a core while others wait: for their next text, or for one that may take long.
+    """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(MOST_PROCESSES, cores)
+    return min(MOST_PROCESSES, cores + 1)
 
 
 class Sandbox:

@@ -55,11 +55,13 @@ class JudgementRequest(NamedTuple):
 class JudgingProcess:
     """A judging process that a warm parent has forked. For one thread at a time, except `kill`.
 
-    `verifier`: what its warm parent is for; `descriptor`: a pidfd, or -1 where there are none; `requests`, `replies`:
-    our ends of its pipes.
+    `verifier`: what its warm parent is for; `watched`: None if it has ended already; `descriptor`: a pidfd, or -1 where
+    there are none; `requests`, `replies`: our ends of its pipes.
     """
 
-    def __init__(self, verifier: str, pid: int, descriptor: int, requests: int, replies: int) -> None:
+    def __init__(
+        self, verifier: str, watched: psutil.Process | None, pid: int, descriptor: int, requests: int, replies: int
+    ) -> None:
         self.verifier, self.pid, self._descriptor = verifier, pid, descriptor
         self._requests, self._replies = requests, replies
         os.set_blocking(requests, False)  # a process that does not read must not block its parent
@@ -67,6 +69,7 @@ class JudgingProcess:
         self._unread, self._due, self._dead = b"", 0, False
         self._deadline: Deadline | None = None
         self._mark = ""
+        self._watched = watched
         self._bytes_at_start = self._resident_bytes()
         self.judged = 0
 
@@ -81,7 +84,7 @@ class JudgingProcess:
 
     def _resident_bytes(self) -> int:
         try:
-            return int(psutil.Process(self.pid).memory_info().rss)
+            return int(self._watched.memory_info().rss) if self._watched else 0
         except psutil.NoSuchProcess:
             return 0
 

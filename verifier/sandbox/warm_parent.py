@@ -161,7 +161,7 @@ class WarmParent:
                 forked = self._parsed(Forked, line)
             if forked.refused:
                 raise WarmParentError(f"it cannot fork: {forked.refused}")
-            self._check_child(forked.pid, descriptors)
+            child = self._checked_child(forked.pid, descriptors)
         except BaseException:
             os.close(our_requests)
             os.close(our_replies)
@@ -169,21 +169,27 @@ class WarmParent:
         finally:
             os.close(their_requests)
             os.close(their_replies)
-        return JudgingProcess(self.name, forked.pid, descriptors[0] if descriptors else -1, our_requests, our_replies)
+        descriptor = descriptors[0] if descriptors else -1
+        return JudgingProcess(self.name, child, forked.pid, descriptor, our_requests, our_replies)
 
-    def _check_child(self, pid: int, descriptors: Sequence[int]) -> None:
-        """Kill the warm parent unless `pid` is its child: a user's file in it may name another process to be killed."""
+    def _checked_child(self, pid: int, descriptors: Sequence[int]) -> psutil.Process | None:
+        """The process `pid`; None if it has ended already, which its first text notices.
+
+        Kills the warm parent unless it is a child of it: a user's file in it may name another process to be killed.
+        """
         assert self._process is not None
-        try:
-            child = psutil.Process(pid).ppid() == self._process.pid
-        except psutil.NoSuchProcess:
-            child = True  # it has ended already, which its first text notices
+        child: psutil.Process | None = None
+        related = True
+        with suppress(psutil.NoSuchProcess):
+            child = psutil.Process(pid)
+            related = child.ppid() == self._process.pid
         named = [_pid_of(descriptor) for descriptor in descriptors]
-        if not child or any(each not in (pid, GONE) for each in named):
+        if not related or any(each not in (pid, GONE) for each in named):
             for descriptor in descriptors:
                 os.close(descriptor)
             self.kill()
             raise WarmParentError(f"it named process {pid}, which is none of its own, and was killed")
+        return child
 
     def restartable(self) -> bool:
         """Whether it may be started again: it has died, but not too often. Counts its deaths.

@@ -147,8 +147,8 @@ async def local_judges(
 ) -> AsyncIterator[LocalJudges]:
     """Judges by these rewards, ready for the first text. `files`: the user's, by the names that rewards give them.
 
-    `timeout_s`: the CPU seconds of a judgement; `processes`: texts judged at once, by default one per core. Limits of a
-    judge model hold for this process. Raises LocalJudgingError.
+    `timeout_s`: the CPU seconds of a judgement; `processes`: texts judged at once, by default one more than
+    cores. Limits of a judge model hold for this process. Raises LocalJudgingError.
     """
     at_once = processes or default_processes()
     confined = {single.text: single for reward in rewards for single in reward.singles if is_confined(single)}

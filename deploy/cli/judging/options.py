@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 ProcessesOption = Annotated[
-    int | None, typer.Option("--processes", min=1, max=64, help="Texts judged at once; default: one per core.")
+    int | None, typer.Option("--processes", min=1, max=64, help="Texts judged at once; default: one more than cores.")
 ]
 TimeoutOption = Annotated[
     float | None, typer.Option("--timeout", min=0.1, help="CPU seconds of one judgement; default: the recipe's, or 10.")

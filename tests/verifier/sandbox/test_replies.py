@@ -46,7 +46,9 @@ def forger():
     with subprocess.Popen([sys.executable, "-m", FORGER], stdin=their_requests, stdout=their_replies) as program:
         os.close(their_requests)
         os.close(their_replies)
-        process = JudgingProcess("", program.pid, os.pidfd_open(program.pid), requests, replies)
+        process = JudgingProcess(
+            "", psutil.Process(program.pid), program.pid, os.pidfd_open(program.pid), requests, replies
+        )
         yield process
         process.close()
 
