@@ -173,6 +173,13 @@ CORRECT = [
     ("Answer: Rs. 500", "500"),
     ("Answer: 20 °C", "20 degrees Celsius"),
     ("Answer: 20 degrees C", "20 °C"),
+    ("Answer: 5 per mille", "0.005"),
+    ("Answer: 5‰", "0.5%"),
+    ("Answer: 5", "5‰"),
+    ("Answer: £5", "5 pounds"),
+    ("Answer: It costs 5 pounds.", "£5"),
+    ("Answer: £5 per day", "5 pounds per day"),
+    ("Answer: 80 ounces", "5 pounds"),
 ]
 WRONG = [
     ("Answer: 18th", "18"),
@@ -351,6 +358,16 @@ WRONG = [
     (r"\boxed{\cos 30}", r"\frac{\sqrt3}{2}"),
     (r"\boxed{(1+i)^2}", "-2i"),
     (r"\boxed{i}", "1"),
+    ("Answer: 5 per mille", "5"),
+    ("Answer: 5‰", "5%"),
+    ("Answer: 5‰ higher", "0.005"),
+    ("Answer: The rate is 5 per mille", "5"),
+    ("Answer: 18 thetas", "18"),
+    ("Answer: £5", "5 lb"),
+    ("Answer: 5 lb", "£5"),
+    ("Answer: $5", "5 pounds"),
+    ("Answer: 6 pounds", "£5"),
+    ("Answer: 5 foot-pounds", "£5"),
 ]
 
 

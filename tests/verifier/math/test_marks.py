@@ -86,6 +86,15 @@ CORRECT = [
     (r"Answer: $5\ \text{cm}$", "5 cm"),
     ("Answer: 5 cm.", "5 cm"),
     ("Answer: 5cm", "5 cm"),
+    ("| Answer: 5 |", "5"),
+    ("| **Answer:** 5 |", "5"),
+    ("|Answer: 5|", "5"),
+    ("| Step | Answer: x = 5 | ", "5"),
+    ("| Answer: |x| |", "|x|"),
+    ("| Answer: P(A|B) |", "P(A|B)"),
+    ("The answer we want is 5", "5"),
+    ("So the answer that we are looking for is 5.", "5"),
+    ("The answer you need is **5**.", "5"),
 ]
 WRONG = [
     ("Answer: $5 per hour", "$5 per day"),
@@ -182,6 +191,14 @@ WRONG = [
     ("Answer: x^2+", "x^2+1"),
     ("Answer: 5 m/", "5 m/s"),
     ("Answer: 5 square", "5 square meters"),
+    ("| Answer: 5 | 6 |", "5"),
+    ("| Answer: 5 | 6 |", "6"),
+    ("| Answer: 5 or 6 |", "5"),
+    ("Answer: 5 |", "5"),
+    ("The answer we don't want is 5", "5"),
+    ("If the answer we want is 5, we stop.", "5"),
+    ("The answer we want is not 5", "5"),
+    ("Answer: 5. The answer we want is 6.", "5"),
 ]
 
 

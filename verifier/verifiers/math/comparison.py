@@ -139,9 +139,11 @@ def _number(reference: Numeral | Formula, found: Value) -> Verdict:
         return _magnitudes(reference, found)
     if isinstance(found, Quantity):
         verdict = _magnitudes(reference, found.magnitude)
-        if verdict[0] or found.unit.dimensions != PERCENT:
+        if found.unit.dimensions != PERCENT:
             return verdict[0], f"{verdict[1]}; the response's unit is not in the reference"
-        return _part(reference, found.magnitude, verdict)
+        if found.unit.factor != 1:  # per mille
+            return _magnitudes(reference, _scaled(found.magnitude, found.unit.factor / 100))
+        return verdict if verdict[0] else _part(reference, found.magnitude, verdict)
     if isinstance(found, BasedNumeral) and isinstance(reference, Numeral):
         equal = found.base == 10 and str(reference.value) == found.digits
         return equal, "same digits" if equal else "a numeral in another base"
@@ -181,7 +183,7 @@ def _quantity(reference: Quantity, found: Value) -> Verdict:
     if isinstance(found, Numeral | Formula):
         equal, rule = _magnitudes(reference.magnitude, found)
         if not equal and reference.unit.dimensions == PERCENT:
-            equal, rule = _magnitudes(_scaled(reference.magnitude, Fraction(1, 100)), found)
+            equal, rule = _magnitudes(_scaled(reference.magnitude, reference.unit.factor / 100), found)
         return equal, f"{rule}; the question names the unit"
     return False, "different kinds of answer"
 

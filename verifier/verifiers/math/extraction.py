@@ -26,7 +26,8 @@ SURROGATE = re.compile("[\ud800-\udfff]")
 MARK = re.compile(
     r"[aAcCrR#](?:(?<=#)###(?!#)(?:(?<=^####)|(?<=[ \t]####)(?=[ \t]*[^\s#][^\n#]{0,60}$))[ \t]*"
     r"|(?i:(?:(?<=\ba)ns(?:wers?)?|(?:(?<=\bc)orrect|(?<=\br)ight)[ \t](?:option|choice|letter))\b[*_\"”]{0,3}"
-    r"(?:[ \t]+(?:to|for)[ \t][^.:\n]{0,80}?)?"
+    r"(?:[ \t]+(?:(?:to|for)[ \t][^.:\n]{0,80}?|(?:that[ \t]+)?(?:we|you|I)[ \t]+"
+    r"(?:want|need|seek|get|obtain|(?:are|were|am)[ \t]+(?:after|(?:looking|searching|asked)[ \t]+for))))?"
     r"(?:[ \t]*[,;]?[ \t]*(?:then|therefore|thus)[ \t]*,?)?"
     r"(?:[*_ \t]{0,4}[:\uff1a][*_ \t]{0,4}(?:is[ \t:]+)?"
     r"|[*_ \t]{1,4}(?:is|are|will be|would be|must be|has to be|equals"
@@ -50,6 +51,7 @@ END_TOKENS = re.compile(
     r"(?:\s*(?:</s>|<eos>|<[|\uff5c][^<>\s]{1,40}[|\uff5c]>|<(?:end|start)_of_turn>|\[EOS\]))+\s*\Z"
 )
 TOKENS_LONGEST = 200  # characters of special tokens at the end of a response
+TABLE_ROW = re.compile(r"\|[^\n]*\|[ \t]*\Z")
 CLOSING_HASHES = re.compile(r"[ \t]+#{2,6}[ \t]*$")
 FENCE = re.compile(r"(?:[ \t]*(?:```|~~~)[A-Za-z]{0,12}[ \t]*(?:\n|$)|[ \t]*\n){1,6}")
 BULLETS = re.compile(r"(?:[ \t]*[-*][ \t]+\S[^\n]*(?:\n|$))+")
@@ -206,6 +208,8 @@ def _answer_line(text: str, start: int) -> Extraction | None:
     line = text[start:line_end].lstrip(" \t*_:")
     whole = text[text.rfind("\n", 0, start) + 1 : line_end].lstrip()
     line = line.rstrip(" `") if whole.startswith("`") else line
+    if TABLE_ROW.match(whole) and (line.count("|") % 2 or not line.startswith("|")):
+        line = line.rstrip()[:-1].rstrip()
     if lacks_operand(whole, line):
         return Extraction("answer line", line, fault="truncated: an operand is missing")
     line = CLOSING_HASHES.sub("", line).rstrip(" \t*_:")

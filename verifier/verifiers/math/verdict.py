@@ -21,7 +21,7 @@ from verifier.verifiers.math.reading.notation import LONGEST, balanced, clean, r
 from verifier.verifiers.math.reading.prose import understand
 from verifier.verifiers.math.reading.whole import readings
 from verifier.verifiers.math.symbolic import condensed
-from verifier.verifiers.math.values import Choice, Formula, Numeral, Several, Unclear, Value, Words
+from verifier.verifiers.math.values import Choice, Formula, Numeral, Quantity, Several, Unclear, Value, Words
 
 REFERENCES = 1024  # references whose reading is kept
 REASON = 300  # characters
@@ -126,7 +126,11 @@ def _expected(answer: str) -> Expected:
     found = readings(cleaned, glued_units=False)
     if not found:
         return Expected(cleaned, (Formula(cleaned) if "\\" in cleaned else Words(words(cleaned)),))
-    second = [value for value in found[1:] if isinstance(value, Numeral) and re.search(r",\d{2}$", cleaned)]
+    second = [
+        value
+        for value in found[1:]
+        if isinstance(value, Quantity) or (isinstance(value, Numeral) and re.search(r",\d{2}$", cleaned))
+    ]
     return Expected(cleaned, (found[0], *second))
 
 

@@ -13,7 +13,7 @@ from verifier.verifiers.math.reading.formulas import GREEK, is_formula
 from verifier.verifiers.math.reading.notation import LONGEST, balanced, clean, lacks_operand, words
 from verifier.verifiers.math.reading.number_words import NUMBER_WORDS
 from verifier.verifiers.math.reading.numerals import PLAIN, OversizeError, rational
-from verifier.verifiers.math.reading.units import UNREAD_SCALES, leading_currency, parse_unit
+from verifier.verifiers.math.reading.units import UNREAD_SCALES, as_money, leading_currency, parse_unit
 from verifier.verifiers.math.reading.whole import readings
 from verifier.verifiers.math.values import Formula, Numeral, Quantity, Unclear, Value, Words
 
@@ -44,9 +44,9 @@ SCALED = re.compile(
     rf"\s*-?\s*(?:{'|'.join(sorted(UNREAD_SCALES))})s?\b|\s*(?:score|grand)\b(?!\s+[a-z]{{3}})", re.IGNORECASE
 )
 CHANGED = re.compile(
-    r"\s*(?:\\?%|percent)\s*(?:age)?\s*(?:points?\s*)?(?:more|less|fewer|greater|higher|lower|larger|smaller|over|under"
-    r"|above|below|better|worse)\b|\s*(?:\S{1,20}\s)?off\b|\s*(?:in|as) (?:binary|octal|hex)"
-    rf"|\s*\\?(?:{'|'.join(GREEK)})\b",
+    r"\s*(?:\\?%|‰|percent|per ?mille)\s*(?:age)?\s*(?:points?\s*)?(?:more|less|fewer|greater|higher|lower|larger"
+    r"|smaller|over|under|above|below|better|worse)\b|\s*(?:\S{1,20}\s)?off\b|\s*(?:in|as) (?:binary|octal|hex)"
+    rf"|\s*\\?(?:{'|'.join(GREEK)})s?\b",
     re.IGNORECASE,
 )
 """What directly follows a number and makes another value of it."""
@@ -121,7 +121,7 @@ def _searched(content: str, text: str) -> tuple[Value, ...]:
         found = readings(segments[0], glued_units=True)
         if found:
             return found
-    return (_only_amount(text),)
+    return tuple(_only_amount(meant) for meant in dict.fromkeys((text, as_money(text))))
 
 
 def _shortened(text: str) -> list[str]:

@@ -72,7 +72,7 @@ NAMES: dict[str, tuple[Dimensions, Fraction]] = {
     **_powers("sterling", {"£ gbp": "1"}),
     **_powers("yen", {"¥ yen jpy": "1"}),
     **_powers("rupee", {"₹ rupee rs inr": "1"}),
-    **_powers("percent", {"% percent percentage pct": "1"}),
+    **_powers("percent", {"% percent percentage pct": "1", "‰ permille promille": "1/10"}),
     **_powers("newton", {"n newton": "1"}),
     **_powers("joule", {"j joule": "1", "kj kilojoule": "1000"}),
     **_powers("watt", {"w watt": "1", "kw kilowatt": "1000"}),
@@ -135,13 +135,15 @@ VARIABLE = re.compile(r"\b[b-z]\b")
 PER = re.compile(r"(?:per|an?|each|every)\s+|/\s*")
 INCHES = re.compile(r"((?:(?:sq|square|cu|cubic)\.? )?)in\.?(?=\s*\^\s*\{?\s*\d\s*\}?$|$)", re.IGNORECASE)
 DEGREES_OF = re.compile(r"(?:\bdeg(?:ree)?s?\.? |°\s?)([CF])(?:elsius|ahrenheit)?\b", re.IGNORECASE)
+PER_MILLE = re.compile(r"per mill?e?\b", re.IGNORECASE)
+POUNDS = re.compile(r"(?<!-)\bpounds?\b(?:\s+sterling\b)?", re.IGNORECASE)
 TOKEN = re.compile(
-    r"\s*(?:([A-Za-zµμ]+\.?)|(°\s?[CFcf](?![A-Za-z])|US\$|[°%$€£¥₹¢])|(\^\s*\{?\s*(-?\d)\s*\}?)|([/*·\-]|\\cdot))"
+    r"\s*(?:([A-Za-zµμ]+\.?)|(°\s?[CFcf](?![A-Za-z])|US\$|[°%‰$€£¥₹¢])|(\^\s*\{?\s*(-?\d)\s*\}?)|([/*·\-]|\\cdot))"
 )
 LEADING = re.compile(
     r"(?P<sign>[-+]?)\s*(?P<unit>US\$|AU\$|[$€£¥₹]|(?:USD|EUR|GBP|JPY|INR|Rs)\.?(?=[\s\d]))\s*(?P<rest>\S.*)", re.DOTALL
 )
-START = re.compile(r"(?<![A-Za-z\\])(?:[A-Za-zµμ]|US\$|[°%$€£¥₹¢])")
+START = re.compile(r"(?<![A-Za-z\\])(?:[A-Za-zµμ]|US\$|[°%‰$€£¥₹¢])")
 LONGEST = 120  # characters of a unit
 
 
@@ -256,7 +258,7 @@ def parse_unit(text: str, things: bool) -> Unit | None:
     text = text.strip()
     if not text or len(text) > LONGEST:
         return None
-    text = DEGREES_OF.sub(r"°\1", text)
+    text = PER_MILLE.sub("‰", DEGREES_OF.sub(r"°\1", text))
     found = _compound(INCHES.sub(r"\1inch", text, count=1) if INCHES.match(text) else text)
     if found is not None and INCHES.match(text):
         return found[0]
@@ -282,6 +284,11 @@ def leading_currency(text: str) -> tuple[str, Unit] | None:
     if named is None:
         return None
     return found["sign"] + found["rest"], Unit(named[0], named[1])
+
+
+def as_money(text: str) -> str:
+    """The text with its pounds as pounds sterling: `5 pounds` as `5 £`."""
+    return POUNDS.sub("£", text)
 
 
 def rate(amount: Unit, text: str) -> Unit | None:

@@ -19,7 +19,7 @@ from verifier.verifiers.math.reading.inequalities import bounds
 from verifier.verifiers.math.reading.notation import words
 from verifier.verifiers.math.reading.number_words import in_words, ordinal
 from verifier.verifiers.math.reading.numerals import OversizeError, based, decimal_comma, rational, repeating
-from verifier.verifiers.math.reading.units import leading_currency, parse_unit, rate, splits
+from verifier.verifiers.math.reading.units import as_money, leading_currency, parse_unit, rate, splits
 from verifier.verifiers.math.values import (
     Choice,
     Formula,
@@ -83,6 +83,8 @@ def _readings(text: str, glued_units: bool, depth: int) -> tuple[Value, ...]:
         value = reader(text, glued_units, depth)
         if value is not None:
             found.append(value)
+            if isinstance(value, Quantity) and (money := as_money(text)) != text:
+                found += _readings(money, glued_units, depth)
             break
     comma = decimal_comma(text)
     if comma is not None:
