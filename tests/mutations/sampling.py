@@ -171,8 +171,8 @@ SAMPLING: dict[str, list[tuple[str, str, str]]] = {
         ),
     ],
     "verifier/sandbox/background.py": [
-        ("judgement: a text that takes long holds up the others", "if len(self._texts) >= MOST_SLOW:", "if True:"),
-        ("judgement: hangs run before texts that only take long", "each.level < text.level", "each.level > text.level"),
+        ("judgement: a text that takes long holds up the others", "if not self.room:", "if True:"),
+        ("judgement: hangs run before texts that only take long", "each.level < level", "each.level > level"),
     ],
     "verifier/verifiers/reasoning_gym.py": [
         (

@@ -3,9 +3,10 @@
 Must not judge, nor end a process.
 
 Such a text hangs, or its judgement is only longer than others: only its end tells. So texts that were not seen to take
-long go first, then those that have used the least CPU time (multi-level feedback: each level ends at twice the CPU time
-of the previous one). Processes are stopped and continued. Priorities would not do: Linux compares them only within a
-session or a control group, and a process that has lowered its own may not raise it.
+long go first, then those that have used the least CPU time (multi-level feedback: a level ends at eight times the CPU
+time of the previous one, and within a level the first comes first). Processes are stopped and continued. Priorities
+would not do: Linux compares them only within a session or a control group, and a process that has lowered its own may
+not raise it.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from verifier.sandbox.deadline import LEAST_SLOW_S
 from verifier.sandbox.process import JudgingProcess, Reply
@@ -23,6 +25,8 @@ MOST_SLOW = 64
 """How many texts that take long a lane may have beside its processes."""
 LOOK_S, LOOK_STOPPED_S = 0.05, 0.2
 """The pause between two looks at a text that takes long."""
+SOMEWHAT, LEVELS = 2, 8
+"""Below so many times the bound a text runs like any other; each level ends at so many times the previous one."""
 TURN_S, REST_S = 0.002, 0.078
 """How a text that takes long runs, and stops, while others need all processes: it gets some CPU time in any case."""
 
@@ -61,54 +65,74 @@ class SlowText:
     stopped: bool = False
 
 
+class Step(NamedTuple):
+    """What a process does for some seconds; with `until_changed`, at most until another text's level changes."""
+
+    stopped: bool
+    seconds: float
+    until_changed: bool = False
+
+
 class Background:
     """The texts of one lane that take long; `running` of them run at once. Any thread may use it."""
 
     def __init__(self, foreground: Foreground, running: int) -> None:
         self._foreground, self._running = foreground, running
-        self._lock = threading.Lock()
+        self._changed = threading.Condition()
         self._texts: list[SlowText] = []
 
     def enter(self, process: JudgingProcess, slow_s: float) -> SlowText | None:
         """Add a text, until `leave`; None if there are MOST_SLOW. Its process stops until `reply`."""
         text = SlowText(process, slow_s)
-        with self._lock:
-            if len(self._texts) >= MOST_SLOW:
+        with self._changed:
+            if not self.room:
                 return None
             self._texts.append(text)
         self._stop(text, True)
         return text
 
+    @property
+    def room(self) -> bool:
+        """Whether there are fewer than MOST_SLOW."""
+        return len(self._texts) < MOST_SLOW
+
     def leave(self, text: SlowText) -> None:
         """Remove a text, before its process is closed. Its process runs."""
-        with self._lock:
+        with self._changed:
             self._texts.remove(text)
+            self._changed.notify_all()
         self._stop(text, False)
 
     def reply(self, text: SlowText) -> Reply:
         """Wait for the reply of a text. Its process runs then. Raises ProcessFailedError, JudgementTimeoutError."""
         while True:
-            for stopped, pause_s in self._turn(text):
-                self._stop(text, stopped)
-                reply = text.process.reply_within(pause_s)
+            for step in self._steps(text):
+                self._stop(text, step.stopped)
+                if step.until_changed:
+                    with self._changed:
+                        self._changed.wait(step.seconds)
+                reply = text.process.reply_within(0.0 if step.until_changed else step.seconds)
                 if reply is not None:
                     self._stop(text, False)
                     return reply
 
-    def _turn(self, text: SlowText) -> tuple[tuple[bool, float], ...]:
-        """What the process of a text does next: whether it is stopped, and for how many seconds."""
+    def _steps(self, text: SlowText) -> tuple[Step, ...]:
+        """What the process of a text does next."""
         cpu_s = text.process.cpu_seconds
-        text.level = int(math.log2(max(1.0, cpu_s / text.slow_s)))
-        if text.level == 0:
-            return ((False, max(LEAST_SLOW_S, 2 * text.slow_s - cpu_s)),)
-        with self._lock:
-            before = sum(each.level < text.level for each in self._texts)
-            before += sum(each.level == text.level for each in self._texts[: self._texts.index(text)])
+        if cpu_s < SOMEWHAT * text.slow_s:
+            return (Step(False, max(LEAST_SLOW_S, SOMEWHAT * text.slow_s - cpu_s)),)
+        level = 1 + int(math.log(cpu_s / text.slow_s, LEVELS))
+        with self._changed:
+            if level != text.level:
+                text.level = level
+                self._changed.notify_all()
+            before = sum(each.level < level for each in self._texts)
+            before += sum(each.level == level for each in self._texts[: self._texts.index(text)])
         if before < self._foreground.idle:
-            return ((False, LOOK_S),)
+            return (Step(False, LOOK_S),)
         if before < self._running:
-            return ((False, TURN_S), (True, REST_S))
-        return ((True, LOOK_STOPPED_S),)
+            return (Step(False, TURN_S), Step(True, REST_S))
+        return (Step(True, LOOK_STOPPED_S, until_changed=True),)
 
     def _stop(self, text: SlowText, stop: bool) -> None:
         if stop != text.stopped:

@@ -7,6 +7,7 @@ On a busy machine a judgement takes long on the clock, and is not wrong or late 
 
 from __future__ import annotations
 
+import math
 import select
 import sys
 import time
@@ -17,6 +18,8 @@ SLOW_WALL_S = 0.25
 """A judgement takes long from so many seconds on the clock, whatever its CPU time."""
 SLOW_FACTOR, LEAST_SLOW_S, MOST_SLOW_S = 8.0, 0.001, 0.25
 """A judgement takes long from so many times the usual one, at least and at most so many CPU seconds."""
+MOST_STOPPED = 10
+"""How often the seconds on the clock of a judgement may pass while its process is stopped for other texts."""
 REMEMBERED = 32
 """How many judgements the usual one is made of, about: newer ones count more."""
 CPUCLOCK_SCHED = 2
@@ -40,27 +43,45 @@ class Clock:
 
 
 class Deadline:
-    """The end of one judgement: `cpu_s` CPU seconds of the process or `wall_s` seconds on the clock from now."""
+    """The end of one judgement: `cpu_s` CPU seconds of the process or `wall_s` seconds on the clock from now.
+
+    The seconds in which the process is stopped for other texts do not count, up to MOST_STOPPED times `wall_s`.
+    """
 
     def __init__(self, clock: Clock, cpu_s: float, wall_s: float) -> None:
         self._clock, self._cpu_s, self._wall_s = clock, cpu_s, wall_s
         self._cpu_at_start = max(0.0, clock.seconds())
         self._started = time.monotonic()
+        self._stopped_s, self._stopped_since = 0.0, math.inf
 
     @property
     def cpu_seconds(self) -> float:
         """The CPU seconds that the process has used since it started."""
         return max(0.0, self._clock.seconds() - self._cpu_at_start)
 
+    def stopped(self) -> None:
+        """Note that the process is stopped for other texts."""
+        self._stopped_since = min(self._stopped_since, time.monotonic())
+
+    def continued(self) -> None:
+        """Note that it runs again."""
+        self._stopped_s += max(0.0, time.monotonic() - self._stopped_since)
+        self._stopped_since = math.inf
+
+    def _clock_seconds(self) -> float:
+        now = time.monotonic()
+        return now - self._started - self._stopped_s - max(0.0, now - self._stopped_since)
+
     def look(self, ready: select.poll, pause_s: float) -> bool:
         """Wait until `ready`, at most `pause_s`; whether it is. Raises TimeoutError at the deadline."""
-        left = self._started + self._wall_s - time.monotonic()
-        if ready.poll(max(0.0, min(left, pause_s)) * 1000):
+        if ready.poll(max(0.0, min(self._wall_s - self._clock_seconds(), pause_s)) * 1000):
             return True
         if self.cpu_seconds > self._cpu_s:
             raise TimeoutError(f"within {self._cpu_s:g} s of CPU time")
-        if time.monotonic() - self._started >= self._wall_s:
+        if self._clock_seconds() >= self._wall_s:
             raise TimeoutError(f"within {self._wall_s:g} s")
+        if time.monotonic() - self._started >= MOST_STOPPED * self._wall_s:
+            raise TimeoutError(f"within {MOST_STOPPED * self._wall_s:g} s, in which other texts needed the cores")
         return False
 
     def wait(self, ready: select.poll, slow_s: float | None = None) -> bool:
@@ -73,7 +94,7 @@ class Deadline:
             if slow_s is None:
                 continue
             left_s = slow_s - self.cpu_seconds
-            if left_s <= 0 or time.monotonic() - self._started >= SLOW_WALL_S:
+            if left_s <= 0 or self._clock_seconds() >= SLOW_WALL_S:
                 return False
             pause_s = min(LOOK_S, max(LEAST_LOOK_S, left_s))
         return True

@@ -89,9 +89,11 @@ class JudgingLane:
         """The next texts of one verifier, with the same need of a process; empty once the lane is closed."""
         with self._changed:
             while True:
-                self._changed.wait_for(lambda: self._waiting or self._closed)
+                self._changed.wait_for(lambda: self._waiting or self._has_room() or self._closed)
                 if self._closed:
                     return deque()
+                if self._has_room():
+                    return deque([self._deferred.popleft()])
                 taken = deque([self._waiting.popleft()])
                 first, share = taken[0], max(1, len(self._waiting) // len(self._threads))
                 while self._waiting and len(taken) < min(JUDGED_TOGETHER, share) and not first.retried:
@@ -101,6 +103,10 @@ class JudgingLane:
                 taken = deque(text for text in taken if not text.batch.cancelled)
                 if taken:
                     return taken
+
+    def _has_room(self) -> bool:
+        """Whether a text that takes long waits for room among the others, and there is some."""
+        return bool(self._deferred) and self._background.room
 
     def _judge(self, texts: deque[PendingText]) -> None:
         """Have texts judged in one process, as long as they may share it and none takes long."""
@@ -216,8 +222,6 @@ class JudgingLane:
         """Note that a text that took long has ended: there is room for another."""
         with self._changed:
             self._slow.discard(slow)
-            if self._deferred and not self._closed:
-                self._waiting.append(self._deferred.popleft())
             self._changed.notify_all()
 
     def _failed(self, text: PendingText, error: ProcessFailedError) -> None:

@@ -99,9 +99,8 @@ class WarmParents:
         self._keeper.shutdown(cancel_futures=True)
 
     def _launch(self, parent: WarmParent) -> None:
-        parent.close()
         try:
-            self._keeper.submit(parent.start).result()
+            self._keeper.submit(parent.restart).result()
         except OSError as error:
             raise WarmParentError(f"it cannot be started: {error}") from None
 

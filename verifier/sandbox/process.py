@@ -149,10 +149,14 @@ class JudgingProcess:
         """Stop it: without a text, code that an earlier text left in it does not run; with one, others go first."""
         if sys.platform == "linux":  # elsewhere a stopped process would outlive a killed parent
             self._signal(signal.SIGSTOP)
+            if self._deadline:
+                self._deadline.stopped()
 
     def wake(self) -> None:
         """Let it run again."""
         self._signal(signal.SIGCONT)
+        if self._deadline:
+            self._deadline.continued()
 
     def kill(self) -> None:
         """Kill it. Its warm parent reaps it."""

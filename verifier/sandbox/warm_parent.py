@@ -113,6 +113,12 @@ class WarmParent:
         # In a thread: a process that does not read must not block this one.
         threading.Thread(target=_write_all, args=(stdin, document), daemon=True).start()
 
+    def restart(self) -> None:
+        """Start it, in place of one that has died. Raises OSError."""
+        with self._lock:  # another thread may still wait for the one that died
+            self.close()
+            self.start()
+
     @property
     def alive(self) -> bool:
         """Whether it runs."""
