@@ -29,6 +29,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
 
 
+@pytest.mark.slow
 def test_it_runs_on_the_cpu_at_toy_size(tmp_path: Path) -> None:
     out = tmp_path / "figures.json"
     sizes = ["--device", "cpu", "--sizes", "0.5b", "--stages", "3", "--micro-batch-tokens", "64", *TOY.split()]

@@ -157,6 +157,7 @@ async def test_the_next_sampler_dispatches_withdrawn_prompts(crowded, run_id):
         await check_result(context, 6)
 
 
+@pytest.mark.slow
 async def test_judged_prompts_do_not_fill_redis(own_server, run_id):
     """The verdicts of all prompts together do not fit."""
     _, redis = own_server

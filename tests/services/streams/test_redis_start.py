@@ -226,6 +226,7 @@ async def test_a_password_changes_while_clients_are_connected(open_path, monkeyp
         assert "wr0ng" not in str(raised.value)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_streams_tests_pass_as_user_penstock(open_path):
     """With the platform's rule and the tests' own commands, the server denies no command."""

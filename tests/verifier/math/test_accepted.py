@@ -3,6 +3,7 @@
 
 import pytest
 
+from tests.harness.each import each
 from verifier.verifiers.math.verdict import judge
 
 ACCEPTED = [
@@ -369,14 +370,14 @@ ACCEPTED = [
 """Response, reference."""
 
 
-@pytest.mark.parametrize(("response", "reference"), ACCEPTED)
+@each("response, reference", ACCEPTED)
 def test_a_person_accepts_it(response, reference):
     found = judge(response, {"answer": reference}, {})
     assert found.correct, found.reason
     assert found.score == 1.0
 
 
-@pytest.mark.parametrize(("response", "reference"), ACCEPTED)
+@each("response, reference", ACCEPTED)
 def test_equal_answers_are_equal_strings(response, reference):
     found = judge(response, {"answer": reference}, {})
     assert found.answer == judge(rf"\boxed{{{reference}}}", {"answer": reference}, {}).answer

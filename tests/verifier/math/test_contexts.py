@@ -1,8 +1,7 @@
 # ruff: noqa: RUF001 - characters that look like others are tested
 """What stands around an answer: tags, end tokens, later answers, words that change its number."""
 
-import pytest
-
+from tests.harness.each import each
 from verifier.verifiers.math.verdict import judge
 
 CORRECT = [
@@ -371,13 +370,13 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("text", "answer"), CORRECT)
+@each("text, answer", CORRECT)
 def test_the_answer_in_its_text_is_correct(text, answer):
     found = judge(text, {"answer": answer})
     assert found.correct, found.reason
 
 
-@pytest.mark.parametrize(("text", "answer"), WRONG)
+@each("text, answer", WRONG)
 def test_what_changes_the_answer_makes_it_wrong(text, answer):
     found = judge(text, {"answer": answer})
     assert not found.correct, found.reason

@@ -1,7 +1,6 @@
 """The ways to mark an answer, and answers that break off."""
 
-import pytest
-
+from tests.harness.each import each
 from verifier.verifiers.math.verdict import judge
 
 CORRECT = [
@@ -202,13 +201,13 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("text", "answer"), CORRECT)
+@each("text, answer", CORRECT)
 def test_a_marked_answer_is_correct(text, answer):
     found = judge(text, {"answer": answer})
     assert found.correct, found.reason
 
 
-@pytest.mark.parametrize(("text", "answer"), WRONG)
+@each("text, answer", WRONG)
 def test_a_doubt_or_a_cut_makes_it_wrong(text, answer):
     found = judge(text, {"answer": answer})
     assert not found.correct, found.reason

@@ -1,7 +1,6 @@
 """Answers that are close to the reference, or written in an unusual way: each has one right verdict."""
 
-import pytest
-
+from tests.harness.each import each
 from verifier.verifiers.math.verdict import judge
 
 ACCEPTED = [
@@ -348,13 +347,13 @@ REJECTED = [
 ]
 
 
-@pytest.mark.parametrize(("text", "answer"), ACCEPTED)
+@each("text, answer", ACCEPTED)
 def test_an_unusual_form_is_correct(text, answer):
     found = judge(text, {"answer": answer})
     assert found.correct, found.reason
 
 
-@pytest.mark.parametrize(("text", "answer"), REJECTED)
+@each("text, answer", REJECTED)
 def test_a_near_miss_is_wrong(text, answer):
     found = judge(text, {"answer": answer})
     assert not found.correct, found.reason

@@ -1,7 +1,6 @@
 """Hedged, partial, truncated and different answers: none is correct."""
 
-import pytest
-
+from tests.harness.each import each
 from verifier.verifiers.math.verdict import judge
 
 REJECTED = [
@@ -305,7 +304,7 @@ REJECTED = [
 """Response, reference."""
 
 
-@pytest.mark.parametrize(("response", "reference"), REJECTED)
+@each("response, reference", REJECTED)
 def test_a_person_rejects_it(response, reference):
     found = judge(response, {"answer": reference}, {})
     assert not found.correct, found.reason

@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.harness.each import each
 from verifier.verifiers.math.verdict import check_reference, judge
 
 ACCEPTED = [
@@ -24,13 +25,13 @@ REJECTED = [
 ]
 
 
-@pytest.mark.parametrize(("text", "answer"), ACCEPTED)
+@each("text, answer", ACCEPTED)
 def test_boxes_with_all_values_are_correct(text, answer):
     found = judge(text, {"answer": answer})
     assert found.correct, found.reason
 
 
-@pytest.mark.parametrize(("text", "answer"), REJECTED)
+@each("text, answer", REJECTED)
 def test_boxes_that_differ_are_wrong(text, answer):
     found = judge(text, {"answer": answer})
     assert not found.correct, found.reason

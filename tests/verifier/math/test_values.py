@@ -1,7 +1,6 @@
 """Lists, units, words, times and formulas, in a box and behind a mark: equal ones are correct, others are not."""
 
-import pytest
-
+from tests.harness.each import each
 from verifier.verifiers.math.verdict import judge
 
 FORMS = ("Answer: %s", r"\boxed{%s}")
@@ -359,15 +358,13 @@ DIFFERENT = [
 ]
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize(("written", "answer"), EQUAL)
+@each("form, written, answer", [(form, *pair) for form in FORMS for pair in EQUAL])
 def test_an_equal_value_is_correct(form, written, answer):
     found = judge(form % written, {"answer": answer})
     assert found.correct, found.reason
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize(("written", "answer"), DIFFERENT)
+@each("form, written, answer", [(form, *pair) for form in FORMS for pair in DIFFERENT])
 def test_another_value_is_wrong(form, written, answer):
     found = judge(form % written, {"answer": answer})
     assert not found.correct, found.reason
