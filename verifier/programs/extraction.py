@@ -7,9 +7,13 @@ from __future__ import annotations
 
 import hashlib
 import re
+from dataclasses import dataclass, field
 
-LANGUAGES = frozenset(("", "python", "py", "python3"))
-FENCE = re.compile(r"^ {0,3}(?P<marks>`{3,})[ \t]*(?P<language>[^`\n]*)$")
+TAGS = frozenset(("python", "py", "python3"))
+FENCE = re.compile(r"^(?P<indent> *)(?P<marks>`{3,})(?P<language>[^`\n]*)$")
+LIST_ITEM = re.compile(r"^ *(?:[-*+]|\d{1,9}[.)]) {1,4}(?=\S)")
+MORE_SPACES = 3
+"""A fence or a list's mark may be indented this much more than what it stands in (CommonMark)."""
 MOST_CHARACTERS = 1 << 18
 INDENTED = re.compile(r"^[ \t]+\S")
 
@@ -18,38 +22,82 @@ class NoProgramError(Exception):
     """The response holds no program; the text says why."""
 
 
-def extracted(text: str) -> str:
-    """The last fenced block of Python, else the whole response if it has no fence. Raises NoProgramError.
+@dataclass
+class _Block:
+    """A fenced block. `indent`: of its first fence, in spaces; `tag`: its language in small letters, '' without any."""
 
-    A block that is not closed was cut off by the limit of tokens, so it is no program.
+    indent: int
+    marks: str
+    tag: str
+    lines: list[str] = field(default_factory=list)
+    closed: bool = False
+
+    @property
+    def program(self) -> str:
+        """Its lines without the indentation that they share with the fence.
+
+        Some models indent the fences in a list but not the code: the first line of code shows which.
+        """
+        first = next((line for line in self.lines if line.strip()), "")
+        most = min(self.indent, _spaces(first))
+        return "\n".join(line[min(most, _spaces(line)) :] for line in self.lines) + "\n"
+
+
+def extracted(text: str) -> str:
+    """The last block tagged as Python, else the last one without a tag, else the whole response if it has no fence.
+
+    What follows the program without a tag is its output or its input. A block that is not closed was cut off by the
+    limit of tokens, so it is no program. Raises NoProgramError.
     """
-    blocks: list[str] = []
-    open_fence: tuple[str, bool] | None = None
-    content: list[str] = []
-    fences = 0
-    for line in text.splitlines():
-        found = FENCE.match(line)
-        if open_fence is None:
-            if found:
-                fences += 1
-                words = found["language"].split()
-                open_fence, content = (found["marks"], (words[0] if words else "").lower() in LANGUAGES), []
-        elif found and not found["language"].strip() and len(found["marks"]) >= len(open_fence[0]):
-            if open_fence[1]:
-                blocks.append("\n".join(content) + "\n")
-            open_fence = None
-        else:
-            content.append(line)
-    if open_fence is not None and open_fence[1]:
-        raise NoProgramError("the last code block of the response is not closed")
-    if fences and not blocks:
+    blocks = _blocks(text)
+    tagged = [block for block in blocks if block.tag in TAGS]
+    candidates = tagged or [block for block in blocks if not block.tag]
+    if blocks and not candidates:
         raise NoProgramError("no code block of Python in the response")
-    program = blocks[-1] if blocks else text
+    if candidates and not candidates[-1].closed:
+        raise NoProgramError("the last code block of the response is not closed")
+    program = candidates[-1].program if candidates else text
     if not program.strip():
         raise NoProgramError("no code in the response")
     if len(program) > MOST_CHARACTERS:
         raise NoProgramError(f"the program has {len(program)} characters: expected at most {MOST_CHARACTERS}")
     return program
+
+
+def _blocks(text: str) -> list[_Block]:
+    """The fenced blocks of a response; only the last one may be open."""
+    blocks: list[_Block] = []
+    current: _Block | None = None
+    room = 0
+    for line in text.splitlines():
+        if current is None:
+            room = _list_indent(line, room)
+        found = FENCE.match(line)
+        if found and len(found["indent"]) > room + MORE_SPACES:
+            found = None  # a line of the code, such as one of a docstring
+        if current is None:
+            if found:
+                words = found["language"].split()
+                current = _Block(len(found["indent"]), found["marks"], words[0].lower() if words else "")
+                blocks.append(current)
+        elif found and not found["language"].strip() and len(found["marks"]) >= len(current.marks):
+            current.closed, current = True, None
+        else:
+            current.lines.append(line)
+    return blocks
+
+
+def _list_indent(line: str, before: int) -> int:
+    """How far the text of a list is indented after a line; 0 outside of lists. `before`: before the line."""
+    if not line.strip():
+        return before
+    indent = _spaces(line)
+    item = LIST_ITEM.match(line) if indent <= before + MORE_SPACES else None
+    return item.end() if item else min(before, indent)
+
+
+def _spaces(line: str) -> int:
+    return len(line) - len(line.lstrip(" "))
 
 
 def completed(program: str, prompt: str, entry_point: str) -> str:

@@ -48,6 +48,10 @@ class RewriteError(ValueError):
     """A model's answer that does not count. The text is a cause, the same for all of its kind."""
 
 
+class RefusedRewriteError(RewriteError):
+    """The model's service refused what was sent. The text ends with the status and what the service said."""
+
+
 def is_integer(answer: str) -> bool:
     """Whether an answer is an integer as it is, thousands separators allowed."""
     return INTEGER.fullmatch(answer.strip()) is not None

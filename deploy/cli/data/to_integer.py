@@ -8,10 +8,10 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -25,10 +25,15 @@ if TYPE_CHECKING:
     from deploy.cli.data.problems import NumberedProblem
     from deploy.cli.data.rewriting import Problem
     from deploy.cli.data.written import WrittenRows
+    from verifier.remote.faults import ServiceFaultError
 
 app = typer.Typer(help="Prepare data sets.", no_args_is_help=True)
 
 COPIED, REWRITTEN, FAILED = "copied", "rewritten", "failed"
+FIRST_REFUSALS = 3
+"""So many refused rows, without one request that succeeded, say that the service refuses all of them."""
+MOST_CAUSES = 10
+"""In the summary: a service may word each refusal differently."""
 
 
 @app.callback()
@@ -92,11 +97,13 @@ def to_integer(
     from verifier.remote.faults import RemoteSetupError, ServiceFaultError
 
     fields = {"question": question, "answer": answer, "answer_after": answer_after}
-    limits = {"timeout_s": timeout, "attempts": attempts, "concurrency": concurrency}
+    # The first request that fails for good ends the command; the breaker must not take attempts from the others.
+    failures = 2 * concurrency * attempts + 1
+    limits = {"timeout_s": timeout, "attempts": attempts, "concurrency": concurrency, "breaker_failures": failures}
     try:
         settings = source_of(source, layout, split, fields if layout == "fields" else {})
         asked = _Model(url, model, key, answer_tokens, limits)
-        with opened(output) as written:
+        with opened(output, source) as written:
             work = _Transformation(written, concurrency, check=check, keep_failed=keep_failed)
             asyncio.run(work.run(asked, problems(settings)))
             print_line(plain(work.summary))
@@ -131,6 +138,13 @@ class _Model:
         return ChatModel(options, self.name, secret, self.answer_tokens)
 
 
+class _Done(NamedTuple):
+    """What became of a row: its line, None if nothing is written of it, and why the service refused it, '' if not."""
+
+    line: dict[str, Any] | None
+    refusal: str = ""
+
+
 @dataclass
 class _Transformation:
     """Rewrites problems, `concurrency` at once, and writes them in the order of their rows."""
@@ -141,12 +155,12 @@ class _Transformation:
     keep_failed: bool
     results: Counter[str] = field(default_factory=Counter)
     causes: Counter[str] = field(default_factory=Counter)
+    held: list[_Done] = field(default_factory=list)
+    refusals: int = 0
 
     async def run(self, model: _Model, rows: Iterator[NumberedProblem]) -> None:
         """Rewrite all rows that are not written yet. Raises ServiceFaultError when the model cannot be used."""
-        from services.cancellation import cancel_and_wait
-
-        waiting: deque[asyncio.Task[dict[str, Any] | None]] = deque()
+        waiting: deque[asyncio.Task[_Done]] = deque()
         self._earlier = len(self.written)
         async with model.opened() as chat:
             try:
@@ -156,20 +170,42 @@ class _Transformation:
                         continue
                     waiting.append(asyncio.create_task(self._line(chat, row)))
                     if len(waiting) >= 2 * self.concurrency:
-                        self._write(await waiting.popleft())
+                        self._take(await waiting.popleft(), chat.answered)
                 while waiting:
-                    self._write(await waiting.popleft())
+                    self._take(await waiting.popleft(), chat.answered)
+                if self.held and not self.written.rewritten:
+                    raise self._unusable()
+                self._write()
             finally:
-                await cancel_and_wait(*waiting)
+                await _end(waiting)
 
-    def _write(self, line: dict[str, Any] | None) -> None:
-        if line is not None:
-            self.written.append(line)
+    def _take(self, done: _Done, answered: bool) -> None:
+        """Write a row; from a refused one on hold them until a request has succeeded.
 
-    async def _line(self, chat: ChatModel, row: NumberedProblem) -> dict[str, Any] | None:
-        """What is written of a row; None if nothing is."""
-        from deploy.cli.data.rewriting import RewriteError, is_integer
-        from deploy.cli.data.written import digest_of
+        If none does, the refusals say nothing of the rows, which the same command shall ask for again.
+        """
+        self.held.append(done)
+        self.refusals += bool(done.refusal)
+        if answered or not self.refusals:
+            self._write()
+        elif self.refusals >= FIRST_REFUSALS:
+            raise self._unusable()
+
+    def _write(self) -> None:
+        for done in self.held:
+            if done.line is not None:
+                self.written.append(done.line)
+        self.held.clear()
+
+    def _unusable(self) -> ServiceFaultError:
+        from verifier.remote.faults import ServiceFaultError
+
+        refusal = next(done.refusal for done in self.held if done.refusal)
+        return ServiceFaultError(f"no request has succeeded; {refusal}")
+
+    async def _line(self, chat: ChatModel, row: NumberedProblem) -> _Done:
+        from deploy.cli.data.rewriting import RefusedRewriteError, RewriteError, is_integer
+        from deploy.cli.data.written import ORIGINAL, digest_of
 
         known = {"row": row.number, "digest": digest_of(row.problem)}
         original = {"question": row.problem.question, "answer": row.problem.answer}
@@ -178,18 +214,19 @@ class _Transformation:
                 raise RewriteError(row.fault)
             if is_integer(row.problem.answer):
                 self.results[COPIED] += 1
-                return original | known
+                return _Done(original | known)
             rewritten = await self._rewritten(chat, row.problem)
         except RewriteError as error:
             self.results[FAILED] += 1
             self.causes[str(error)] += 1
-            return original | known | {FAILED: str(error)} if self.keep_failed else None
+            line = original | known | {FAILED: str(error)} if self.keep_failed else None
+            return _Done(line, str(error) if isinstance(error, RefusedRewriteError) else "")
         self.results[REWRITTEN] += 1
-        return rewritten._asdict() | {"original": original} | known
+        return _Done(rewritten._asdict() | {ORIGINAL: original} | known)
 
     async def _rewritten(self, chat: ChatModel, problem: Problem) -> Problem:
         from deploy.cli.data.rewriting import (
-            RewriteError,
+            RefusedRewriteError,
             check_confirmed,
             check_messages,
             read_rewrite,
@@ -204,14 +241,27 @@ class _Transformation:
         except ServiceFaultError as fault:
             if fault.blamed:
                 raise  # nothing is known of the problem
-            raise RewriteError("the model's service refused the request") from None
+            raise RefusedRewriteError(f"the model's service refused the request: {fault}") from None
         return rewritten
 
     @property
     def summary(self) -> str:
         """What happened to the rows, in one line."""
         done = ", ".join(f"{self.results[result]} {result}" for result in (COPIED, REWRITTEN, FAILED))
-        causes = "; ".join(f"{count}: {cause}" for cause, count in self.causes.most_common())
+        shown = self.causes.most_common(MOST_CAUSES)
+        rest = self.causes.total() - sum(count for _, count in shown)
+        causes = "; ".join([f"{count}: {cause}" for cause, count in shown] + [f"{rest}: other causes"] * bool(rest))
         kept = "kept as they were" if self.keep_failed else "dropped"
         earlier = f"; {self._earlier} were there before" if self._earlier else ""
         return f"{self.results.total()} rows: {done}{f' and {kept} ({causes})' if causes else ''}{earlier}"
+
+
+async def _end(tasks: Collection[asyncio.Task[_Done]]) -> None:
+    """Cancel what is left of a command that ends. Faults of the service are not logged: the command reports one."""
+    from services.cancellation import cancel_and_wait
+    from verifier.remote.faults import ServiceFaultError
+
+    def failed(task: asyncio.Task[_Done]) -> bool:
+        return task.done() and not task.cancelled() and isinstance(task.exception(), ServiceFaultError)
+
+    await cancel_and_wait(*(task for task in tasks if not failed(task)))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -16,12 +16,18 @@ from typing import Any
 
 @dataclass
 class ChatServer:
-    """`answer`: from what is asked (the user message's object) to the content; an int is an error's status."""
+    """`answer`: from what is asked (the user message's object) to the content; an int is an error's status.
+
+    `said`: what goes with an error. `json_mode`: whether requests for JSON are taken; `wanted_json` counts them.
+    """
 
     answer: Callable[[dict[str, Any]], str | int]
     asked: list[dict[str, Any]] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
     url: str = ""
+    said: str = "no"
+    json_mode: bool = True
+    wanted_json: int = 0
     in_flight: int = 0
     most: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -38,11 +44,13 @@ class ChatServer:
             self.headers.append(headers)
             self.in_flight += 1
             self.most = max(self.most, self.in_flight)
-        content = self.answer(asked)
+            self.wanted_json += "response_format" in document
+        refused = "response_format" in document and not self.json_mode
+        content = 400 if refused else self.answer(asked)
         with self.lock:
             self.in_flight -= 1
         if isinstance(content, int):
-            return content, {"error": "no"}
+            return content, {"error": "no response_format" if refused else self.said}
         return 200, {"choices": [{"message": {"content": content}, "finish_reason": "stop"}]}
 
 
@@ -57,10 +65,11 @@ def chat_server(answer: Callable[[dict[str, Any]], str | int]) -> Iterator[ChatS
             assert self.path == "/v1/chat/completions"
             status, document = chat.respond(body, {name.lower(): value for name, value in self.headers.items()})
             content = json.dumps(document).encode()
-            self.send_response(status)
-            self.send_header("content-length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
+            with suppress(ConnectionError):  # a command that ends cancels its other requests
+                self.send_response(status)
+                self.send_header("content-length", str(len(content)))
+                self.end_headers()
+                self.wfile.write(content)
 
         def log_message(self, format: str, *args: Any) -> None:
             pass

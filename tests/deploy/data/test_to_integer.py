@@ -5,6 +5,7 @@ Must not reach a model; a small server on this machine answers.
 
 from __future__ import annotations
 
+import gc
 import json
 import threading
 from pathlib import Path
@@ -90,7 +91,7 @@ def test_rows_that_fail_are_counted(tmp_path: Path, keep: bool) -> None:
         "1: the model gave no new problem",
         "1: the model's answer is no JSON object",
         "1: the new answer is no integer",
-        "1: the model's service refused the request",
+        '1: the model\'s service refused the request: 127.0.0.1: status 400: {"error": "no"}',
     ):
         assert cause in text
     rows = read_rows(output)
@@ -142,6 +143,117 @@ def test_an_interrupted_command_continues(tmp_path: Path) -> None:
         status, text = to_integer(chat, source, output)
         assert status == 2
         assert "expected lines of INPUT, but row 1 differs" in text
+
+
+@pytest.mark.parametrize("content", ['{"question":"q1","answer":"1/2"}', '{"row": 1}\n', '{"row": 1, "digest": "x"}\n'])
+@pytest.mark.parametrize("name", ["in.jsonl", "same.jsonl", "foreign.jsonl"])
+def test_a_foreign_output_stays_as_it_is(tmp_path: Path, name: str, content: str) -> None:
+    source, output = tmp_path / "in.jsonl", tmp_path / name
+    for path in (source, tmp_path / "foreign.jsonl"):
+        path.write_text(content)
+    (tmp_path / "same.jsonl").hardlink_to(source)
+    with chat_server(rewritten) as chat:
+        status, text = to_integer(chat, source, output)
+    expected = "a new file, or one that this command wrote" if name == "foreign.jsonl" else "another file than INPUT"
+    assert (status, chat.asked, output.read_text()) == (2, [], content)
+    assert f"OUTPUT: {str(output)!r} is not valid: expected {expected}" in text
+
+
+@pytest.mark.parametrize("concurrency", ["1", "8"])
+def test_a_service_without_json_mode_is_used(tmp_path: Path, concurrency: str) -> None:
+    source, output = write_rows(tmp_path / "in.jsonl", ROWS), tmp_path / "out.jsonl"
+    with chat_server(rewritten) as chat:
+        chat.json_mode = False
+        status, text = to_integer(chat, source, output, "--concurrency", concurrency)
+        assert (status, text) == (0, "8 rows: 4 copied, 4 rewritten, 0 failed\n")
+        assert 1 <= chat.wanted_json <= int(concurrency)
+        assert len(chat.asked) == 4 + chat.wanted_json
+
+
+def test_a_refused_row_does_not_end_json_mode(tmp_path: Path) -> None:
+    source, output = write_rows(tmp_path / "in.jsonl", ROWS), tmp_path / "out.jsonl"
+    with chat_server(lambda asked: 400 if asked["problem"] == "Find x3." else rewritten(asked)) as chat:
+        status, text = to_integer(chat, source, output, "--concurrency", "1")
+    assert (status, chat.wanted_json, len(chat.asked)) == (0, 4, 4)
+    assert "3 rewritten, 1 failed" in text
+
+
+@pytest.mark.parametrize("rows", [2, 8])
+@pytest.mark.parametrize("refusal", [400, 404, 422])
+def test_a_service_that_refuses_all_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal: int, rows: int
+) -> None:
+    monkeypatch.setenv("MY_KEY", "secret-of-the-test")
+    source, output = write_rows(tmp_path / "in.jsonl", ROWS[:rows]), tmp_path / "out.jsonl"
+    with chat_server(lambda _: refusal) as chat:
+        chat.said = f"the model m\nis not secret-of-the-test {'x' * 5000}"
+        status, text = to_integer(chat, source, output, "--key", "MY_KEY", "--keep-failed")
+        assert (status, len(read_rows(output))) == (2, 1)
+        assert f'status {refusal}: {{"error": "the model m' in text
+        assert ("secret-of" not in text, len(text) < 600, text.count("\n")) == (True, True, 1), text
+        chat.answer = rewritten
+        assert to_integer(chat, source, output)[0] == 0
+    assert [row["row"] for row in read_rows(output)] == list(range(1, rows + 1))
+
+
+@pytest.mark.parametrize("refused", [["Find x1.", "Find x3."], ["Find x5.", "Find x7."]])
+def test_refused_rows_are_dropped_if_others_are_not(tmp_path: Path, refused: list[str]) -> None:
+    source, output = write_rows(tmp_path / "in.jsonl", ROWS), tmp_path / "out.jsonl"
+    with chat_server(lambda asked: 400 if asked["problem"] in refused else rewritten(asked)) as chat:
+        status, text = to_integer(chat, source, output, "--concurrency", "1")
+        assert (status, "4 copied, 2 rewritten, 2 failed and dropped" in text) == (0, True)
+        assert [row["row"] for row in read_rows(output)] == [n for n in range(1, 9) if f"Find x{n - 1}." not in refused]
+        assert to_integer(chat, source, output)[0] == 0  # nothing but refused rows is left
+
+
+def test_the_summary_bounds_causes(tmp_path: Path) -> None:
+    def answered(asked: dict[str, Any]) -> str | int:
+        chat.said = f"too long: {asked['problem']}"
+        return rewritten(asked) if asked["problem"] == "Find x0." else 400
+
+    rows = [{"question": f"Find x{n}.", "answer": f"{n}/7"} for n in range(20)]
+    source, output = write_rows(tmp_path / "in.jsonl", rows), tmp_path / "out.jsonl"
+    with chat_server(answered) as chat:
+        status, text = to_integer(chat, source, output, "--concurrency", "1")
+    assert (status, text.count("too long: ")) == (0, 10)
+    assert "; 9: other causes)" in text
+
+
+def test_an_error_is_printed_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    another = threading.Event()
+
+    def answered(asked: dict[str, Any]) -> int:
+        if asked["problem"] == "Find x2.":
+            another.set()  # with two requests at once, x1 has failed before
+        elif asked["problem"] == "Find x0.":
+            assert another.wait(timeout=5)
+        return 401
+
+    rows = [{"question": f"Find x{n}.", "answer": f"{n}/7"} for n in range(12)]
+    source, output = write_rows(tmp_path / "in.jsonl", rows), tmp_path / "out.jsonl"
+    with chat_server(answered) as chat:
+        status, text = to_integer(chat, source, output, "--concurrency", "2")
+    gc.collect()  # an error that was not retrieved is logged here
+    assert (status, text.count("\n"), "status 401" in text) == (2, 1, True)
+    assert not caplog.records
+
+
+def test_all_requests_have_their_attempts(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    failed: set[str] = set()
+
+    def answered(asked: dict[str, Any]) -> str | int:
+        problem = asked["problem"]
+        if problem not in failed:
+            failed.add(problem)
+            return 503
+        return rewritten(asked)
+
+    rows = [{"question": f"Find x{n}.", "answer": f"{n}/7"} for n in range(8)]
+    source, output = write_rows(tmp_path / "in.jsonl", rows), tmp_path / "out.jsonl"
+    with chat_server(answered) as chat:
+        status, text = to_integer(chat, source, output, "--attempts", "2")
+    assert (status, text) == (0, "8 rows: 0 copied, 8 rewritten, 0 failed\n")
+    assert not any("no request is sent" in record.message for record in caplog.records)
 
 
 def test_requests_at_once_are_bounded(tmp_path: Path) -> None:

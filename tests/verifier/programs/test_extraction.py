@@ -1,5 +1,7 @@
 """What of a response is taken as the program."""
 
+import time
+
 import pytest
 
 from verifier.programs.extraction import NoProgramError, completed, digest, extracted
@@ -15,10 +17,25 @@ FOUND = {
     "longer fences": ("````python\ns = '''\n```\n'''\n````", "s = '''\n```\n'''\n"),
     "an inline code": ("Use `f`:\n```python\nx = 1\n```", "x = 1\n"),
     "an indented fence": ("  ```python\nx = 1\n  ```", "x = 1\n"),
+    "an output without a tag": ("```python\nx = 1\n```\nIt prints:\n```\n1\n```", "x = 1\n"),
+    "an output cut off": ("```python\nx = 1\n```\nIt prints:\n```\n1", "x = 1\n"),
+    "a sketch, then a tag": ("```\nloop\n```\n```python\nx = 1\n```", "x = 1\n"),
+    "the last without a tag": ("```\nx = 1\n```\n```\nx = 2\n```", "x = 2\n"),
+    "in a list": ("- So:\n  ```python\n  if 1:\n\n      x = 1\n  ```", "if 1:\n\n    x = 1\n"),
+    "in a deep list": ("1. So:\n   - this:\n\n     ```py\n     x = 1\n     ```\n", "x = 1\n"),
+    "four spaces in a list": ("1. So:\n    ```python\n    x = 1\n    ```", "x = 1\n"),
+    "lines with less": ("  ```python\n  s = '''\n a\n  '''\n  ```", "s = '''\na\n'''\n"),
+    "only fences indented": ("  ```python\nif 1:\n  x = 1\n  ```", "if 1:\n  x = 1\n"),
+    "the rest of a function": ("```python\n    return 1\n```", "    return 1\n"),
+    "a fence in a docstring": ("```python\n'''\n    ```\n'''\n```", "'''\n    ```\n'''\n"),
+    "a docstring, no fence": ("def f():\n    '''\n    ```\n    - f()\n    '''\n",) * 2,
+    "a list before, not around": ("- So\n\nx = (1\n     ```\n)",) * 2,
 }
 ABSENT = {
     "cut off": ("```python\nx = 1\n", "not closed"),
     "a second one cut off": ("```python\nx = 1\n```\n```python\nx =", "not closed"),
+    "one in a list cut off": ("1. So:\n    ```python\n    x = 1\n", "not closed"),
+    "only one without a tag, cut off": ("```\nx = 1\n", "not closed"),
     "another language": ("```bash\nls\n```", "no code block of Python"),
     "nothing": (" \n", "no code"),
     "an empty block": ("```python\n\n```", "no code"),
@@ -64,3 +81,10 @@ def test_a_whole_function_gets_what_is_before_it(program):
 
 def test_the_digest_ignores_white_space_at_ends():
     assert digest("x = 1  \n\n\ny = 2") == digest("x = 1\ny = 2\n") != digest("x = 1\n y = 2\n")
+
+
+@pytest.mark.parametrize("part", ["```" + " " * 100_000 + "`", " " * 100_000 + "```" * 10_000 + "x`", "- " * 100_000])
+def test_the_search_takes_linear_time(part):
+    started = time.process_time()
+    extracted(part)
+    assert time.process_time() - started < 1
