@@ -11,14 +11,13 @@ import time
 
 from services.process import Context
 from services.settings import Recipe
+from services.settings.rewards.confined import BUILT_IN
 from services.settings.rewards.reward import Reward, parse_text
 from services.streams.state.rewards.row_functions import read_row_functions
 from verifier.judging import is_confined
 
 log = logging.getLogger(__name__)
 
-ROW_REWARDS = ("math", "answer-line", "pattern", "reasoning-gym")
-"""The built-in ones, which every row may name."""
 PERIOD_S = 0.5
 """How often it is looked whether the sampler has loaded the data."""
 
@@ -31,7 +30,7 @@ async def preloaded(context: Context) -> list[Reward]:
     recipe = context.record.recipe
     found = [single for reward in recipe.rewards for single in reward.singles if is_confined(single)]
     if any(source.rows_name_verifiers for source in recipe.data_sources.values()):
-        found += map(parse_text, ROW_REWARDS)
+        found += map(parse_text, BUILT_IN)
         if _has_functions(recipe):
             found += [single for single in map(parse_text, await _row_functions(context)) if is_confined(single)]
     return list({single.text: single for single in found}.values())

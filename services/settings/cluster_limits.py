@@ -15,8 +15,7 @@ from pydantic import Field, ValidationError
 from services.settings.base import Section
 from services.settings.faults import invalid
 from services.settings.recipe import Recipe, RecipeError
-from services.settings.rewards.limits import VERIFIER_CODE, RewardLimits, StatedReward, leaves_verifier, verifier_role
-from services.settings.rewards.reward import parse_reward
+from services.settings.rewards.limits import VERIFIER_CODE, RewardLimits, leaves_verifier, verifier_role
 
 VARIABLE = "PENSTOCK_BOUNDS"
 TINY = 1e-6
@@ -126,7 +125,7 @@ class ClusterLimits(Section):
 
     def reward_faults(self, recipe: Recipe) -> list[str]:
         """What of a recipe's rewards the cluster does not allow, one line per fault."""
-        return self.rewards.faults(_stated_rewards(recipe), code=self.verifier_code.pods > 0)
+        return self.rewards.faults(list(recipe.stated_rewards.items()), code=self.verifier_code.pods > 0)
 
     def most_replicas(self, recipe: Recipe) -> int | None:
         """The most rollout replicas that a run of `recipe` may have; None: any number."""
@@ -138,13 +137,6 @@ def check_reward_limits(recipe: Recipe) -> None:
     limits = load_cluster_limits() if any(map(leaves_verifier, recipe.rewards)) else None
     if limits and (faults := limits.reward_faults(recipe)):
         raise RecipeError("\n".join(faults))
-
-
-def _stated_rewards(recipe: Recipe) -> list[StatedReward]:
-    sources = recipe.data_sources.items()
-    documents = {f"{name}.verifier": source.verifier for name, source in sources if not source.generated}
-    documents |= {f"verifier.rewards.{name}": document for name, document in recipe.verifier.rewards.items()}
-    return [(setting, parse_reward(document)) for setting, document in documents.items()]
 
 
 def load_cluster_limits() -> ClusterLimits | None:

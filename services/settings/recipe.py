@@ -19,6 +19,7 @@ from services.settings.devices import architecture_faults, broadcast_faults, ran
 from services.settings.engines import schedule_fault
 from services.settings.faults import explained, invalid
 from services.settings.presets import with_preset
+from services.settings.rewards.confined import function_faults
 from services.settings.rewards.files import FileUse, file_faults, uses_of
 from services.settings.rewards.reward import Reward, RewardError, RewardNames, parse_reward
 from services.settings.sections import (
@@ -145,12 +146,17 @@ class Recipe(Section):
         return tuple({reward.text: reward for reward in found}.values())
 
     @property
-    def file_uses(self) -> tuple[FileUse, ...]:
-        """Each use of a file beside the recipe, with the setting that names it."""
+    def stated_rewards(self) -> dict[str, Reward]:
+        """Each reward as it is written, its names not resolved, by the setting that states it."""
         sources = self.data_sources.items()
         stated = {f"{section}.verifier": source.verifier for section, source in sources if not source.generated}
         stated |= {f"verifier.rewards.{name}": document for name, document in self.verifier.rewards.items()}
-        found = (use for setting, document in stated.items() for use in uses_of(setting, parse_reward(document)))
+        return {setting: parse_reward(document) for setting, document in stated.items()}
+
+    @property
+    def file_uses(self) -> tuple[FileUse, ...]:
+        """Each use of a file beside the recipe, with the setting that names it."""
+        found = (use for setting, reward in self.stated_rewards.items() for use in uses_of(setting, reward))
         return (*found, *(FileUse(name, "verifier.files") for name in self.verifier.files))
 
     @property
@@ -287,7 +293,7 @@ def parse_recipe(document: Any) -> Recipe:
         recipe = Recipe.model_validate(with_preset(document))
     except ValidationError as error:
         raise RecipeError("\n".join(_fault(dict(fault)) for fault in error.errors())) from None
-    if faults := recipe.device_faults + recipe.sampling_faults:
+    if faults := recipe.device_faults + recipe.sampling_faults + function_faults(recipe.stated_rewards):
         raise RecipeError("\n".join(faults))
     return recipe
 

@@ -1,4 +1,4 @@
-"""`penstock reward check`: reports per source, faults with exit status 1, errors of a recipe with 2."""
+"""`penstock reward`: what `check` reports, and with which exit status; how `try` names what it was given."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def rows(name: str, answers: list[str]) -> str:
+def rows(name: str, answers: list[Any]) -> str:
     """A file of questions in the current folder; its path, as a recipe names it."""
     lines = [json.dumps({"question": f"{name} {at}?", "answer": answer}) for at, answer in enumerate(answers)]
     Path(f"{name}.jsonl").write_text("\n".join(lines))
@@ -64,6 +64,16 @@ def test_each_fault_is_shown_up_to_twenty(rule: str) -> None:
     assert (last, status) == ("and 2 more", 1)
 
 
+def test_answers_that_are_none_are_all_shown() -> None:
+    status, output = penstock("reward", "check", recipe(data=own(rows("own", ["1", "2", "", None, [3], True]))))
+    first, *faults = output.splitlines()
+    assert first == "data: 6 rows, 2 distinct questions; references: 2 for math, 4 cannot be read"
+    shown = [f"row {row}: field 'answer': {value} is not valid" for row, value in enumerate(("''", "null", "[3]"), 3)]
+    assert len(faults) == 4
+    assert all(text in fault for text, fault in zip(shown, faults, strict=False))
+    assert status == 1
+
+
 def with_functions(functions: list[str], source: str) -> str:
     """A recipe with the file rewards.py, whose rows name these functions of it."""
     Path("rewards.py").write_text(source)
@@ -94,6 +104,51 @@ def test_rows_do_not_name_more_functions_than_stay_loaded() -> None:
     source = "".join(SCORE.replace("score", name) for name in names)
     status, output = penstock("reward", "check", with_functions(names, source))
     assert "data: 25 is not valid: expected rows that name at most 24 different functions of verifier.files" in output
+    assert status == 2
+
+
+def test_a_recipe_has_no_more_functions_than_stay_loaded() -> None:
+    Path("rewards.py").write_text("".join(SCORE.replace("score", f"f{number:02}") for number in range(33)))
+    named = {f"f{number:02}": f"python:./rewards.py:f{number:02}" for number in range(33)}
+    expected = "at most 28 different functions without `needs` in a recipe, which has 33"
+    path = recipe(data=own(rows("own", ["1", "2"])), verifier={"rewards": named})
+    for command in (("validate",), ("reward", "check")):
+        status, output = penstock(*command, path)
+        assert f"verifier.rewards.f28: 'python:./rewards.py:f28' is not valid: expected {expected}" in output
+        assert status == 2
+
+
+def test_functions_that_do_not_load_are_named() -> None:
+    path = with_functions(["score"], "import absent\n" + SCORE)
+    document = yaml.safe_load(Path(path).read_text())
+    document["data"]["verifier"] = {"all": ["python:os.path:absent", "math"]}
+    document["verifier"]["rewards"] = {"gone": "python:absent.module:f", "good": "python:math:sqrt"}
+    Path(path).write_text(yaml.safe_dump(document))
+    status, output = penstock("reward", "check", path)
+    in_data, gone, in_row = output.removeprefix("data: 1 rows").splitlines()[-3:]
+    loads = "is not valid: expected a function that can be loaded here"
+    assert in_data.startswith(f"penstock: data.verifier: 'python:os.path:absent' {loads}")
+    assert gone.startswith(f"verifier.rewards.gone: 'python:absent.module:f' {loads}")
+    assert "ModuleNotFoundError: No module named 'absent'" in gone
+    assert in_row.startswith(f"data.path: 'own.jsonl' row 1: field 'verifier': 'python:./rewards.py:score' {loads}")
+    assert "(rewards.py, line 1)" in in_row
+    assert status == 2
+
+
+@pytest.mark.parametrize(
+    ("reward", "expected"),
+    [
+        ("rewards.py:absent", "REWARD: './rewards.py:absent' is not valid: expected a function that './rewards.py' de"),
+        ("rewards.py", "REWARD: 'rewards.py' is not valid: expected FILE:FUNCTION"),
+        ("python:rewards.py:", "REWARD: 'python:rewards.py:' is not valid: expected FILE:FUNCTION"),
+        ("{math: ", "REWARD: '{math: ' is not valid"),
+        ("{math: {a: 1}}", "REWARD.math.a: 1 is not valid"),
+    ],
+)
+def test_a_trial_names_its_argument(reward: str, expected: str) -> None:
+    Path("rewards.py").write_text(SCORE)
+    status, output = penstock("reward", "try", reward, "--data", rows("own", ["1"]))
+    assert output.startswith(f"penstock: {expected}")
     assert status == 2
 
 

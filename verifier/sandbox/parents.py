@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
+from services.settings.rewards.confined import MOST_CONFINED
 from services.settings.rewards.kinds import PythonReward
 from services.settings.rewards.reward import Reward
 from verifier.sandbox.process import JudgingProcess
@@ -20,7 +21,7 @@ log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
-MOST_PARENTS = 32
+MOST_PARENTS = MOST_CONFINED
 """Each holds its libraries in memory."""
 
 

@@ -33,7 +33,8 @@ app.command("try")(try_reward)
 def check(recipe: RecipeArgument, runs: RunsOption = DEFAULT_RUNS) -> None:
     """Load all data of a recipe as a run does, and try every reference; exit status 1 if one cannot be read.
 
-    Data of the Hugging Face Hub is downloaded to the folder of runs.
+    Each function of the recipe or its rows that has no `needs` is loaded, confined as in a run; exit status 2 if one
+    cannot be. Data of the Hugging Face Hub is downloaded to the folder of runs.
     """
     from services.sampler.data import DataError, ReferenceTrialError
 
@@ -43,9 +44,9 @@ def check(recipe: RecipeArgument, runs: RunsOption = DEFAULT_RUNS) -> None:
             loaded, files = _loaded(recipe)
             sources = _read(loaded, files)
             _report(sources)
+            _check_functions(loaded, sources, files)
             if sources.bad:
                 raise typer.Exit(EXIT_FAILED)
-            _check_functions(loaded, sources)
             print_line(plain(_split_text(loaded, sources)))
     except (DataError, ReferenceTrialError) as error:
         fail(str(error))
@@ -79,12 +80,15 @@ def _read(recipe: Recipe, files: Mapping[str, str]) -> ReadSources:
     return read_sources(data, recipe.evaluation.sets, RowRewards.of(recipe, files), spare=trains)
 
 
-def _check_functions(recipe: Recipe, sources: ReadSources) -> None:
-    """Raises DataError if the rows name more functions than a verifier holds loaded."""
-    from services.sampler.data import row_functions
+def _check_functions(recipe: Recipe, sources: ReadSources, files: Mapping[str, str]) -> None:
+    """Raises DataError if the rows name more functions than a verifier holds loaded, or if one cannot be loaded."""
+    from deploy.cli.judging.loading import load_faults
+    from services.sampler.data import DataError, row_functions
 
     rows = (rows for found in sources.all for known in found.questions.values() for rows in known.values())
     row_functions(recipe, (each.item.verifier for each in rows))
+    if faults := load_faults(recipe, sources, files):
+        raise DataError("\n".join(faults))
 
 
 def _split_text(recipe: Recipe, sources: ReadSources) -> str:

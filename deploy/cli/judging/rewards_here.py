@@ -24,8 +24,11 @@ NO_RUN: dict[str, Any] = {
 """The rest of a recipe that nothing is run of."""
 
 
-def parsed_reward(text: str) -> Any:
-    """A reward of the command line as plain data: a name, a short form, or a mapping as YAML. Raises RecipeError."""
+def parsed_reward(text: str, option: str = OPTION) -> Any:
+    """A reward of the command line as plain data: a name, a short form, or a mapping as YAML. Raises RecipeError.
+
+    `option`: what gave it, for errors.
+    """
     import yaml
 
     from services.settings import RecipeError
@@ -36,7 +39,7 @@ def parsed_reward(text: str) -> Any:
     try:
         return yaml.safe_load(text)
     except (yaml.YAMLError, RecursionError):
-        raise RecipeError(invalid("--verifier", text[:80], "a reward as recipes write it, in YAML or JSON")) from None
+        raise RecipeError(invalid(option, text[:80], "a reward as recipes write it, in YAML or JSON")) from None
 
 
 def rewards_here(verifier: str | None, recipe: Path | None) -> tuple[Recipe, dict[str, str]]:
@@ -69,7 +72,7 @@ def with_reward(
     from deploy.cli.recipe_files import read_files
     from services.settings import RecipeError, parse_recipe
 
-    given = parsed_reward(reward) if isinstance(reward, str) else reward
+    given = parsed_reward(reward, option) if isinstance(reward, str) else reward
     try:
         recipe = parse_recipe(document | {"data": ROWS | {"verifier": given}})
         return recipe, read_files(recipe, folder)

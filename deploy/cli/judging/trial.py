@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     from verifier.judging import JudgedText
 
 QUESTIONS = ("prompt", "question", "messages")
+ARGUMENT = "REWARD"
 IN_FILE = re.compile(r"(?P<file>[^{\[\s][^{\[]*\.py):(?P<function>\w+)")
+WITHOUT_FUNCTION = re.compile(r"[^{\[\s][^{\[:]*\.py:?")
 ANSWERED = {"math": "Answer: {}", "answer-line": "Answer: {}"}
 """How an answer is written as a response, by the kind of reward that needs more than the answer itself."""
 OWN, OTHER = "its own answer", "the next answer"
@@ -42,7 +44,7 @@ class Tried(NamedTuple):
 
 def try_reward(
     reward: Annotated[
-        str, typer.Argument(metavar="REWARD", help="FILE:FUNCTION, or any reward as a recipe writes it.")
+        str, typer.Argument(metavar=ARGUMENT, help="FILE:FUNCTION, or any reward as a recipe writes it.")
     ],
     data: Annotated[Path, typer.Option("--data", help="JSON lines with question, answer and, if any, response.")],
     rows: Annotated[int, typer.Option("--rows", min=1, max=10_000, help="Judge the first N rows.")] = 20,
@@ -72,11 +74,16 @@ def try_reward(
 def _reward_in(text: str) -> tuple[Recipe, dict[str, str]]:
     """The reward with its files. A file may be anywhere: its folder is that of the recipe. Raises RecipeError."""
     from deploy.cli.judging.rewards_here import NO_RUN, with_reward
+    from services.settings import RecipeError
+    from services.settings.faults import invalid
 
-    if named := IN_FILE.fullmatch(text.removeprefix("python:")):
+    given = text.removeprefix("python:")
+    if WITHOUT_FUNCTION.fullmatch(given):
+        raise RecipeError(invalid(ARGUMENT, text, "FILE:FUNCTION, such as rewards.py:score"))
+    if named := IN_FILE.fullmatch(given):
         path = Path(named["file"])
-        return with_reward(NO_RUN, f"python:./{path.name}:{named['function']}", path.parent)
-    return with_reward(NO_RUN, text, Path.cwd())
+        return with_reward(NO_RUN, f"python:./{path.name}:{named['function']}", path.parent, ARGUMENT)
+    return with_reward(NO_RUN, text, Path.cwd(), ARGUMENT)
 
 
 def _asked(recipe: Recipe, files: dict[str, str], data: Path) -> Iterator[Asked[Tried]]:

@@ -73,6 +73,9 @@ class VerifyRows:
             raise row.fault("correct", f"{excerpt(correct)} is not valid: expected true or false")
         asked = row if row.find("prompt") is not None else Row(row.file, row.number, {**row.values, "prompt": QUESTION})
         item = LAYOUTS["fields"].read(self._rewards(_fields(asked)), asked)
+        if item.fault:
+            assert item.place is not None, "the rows of files have their places"
+            raise item.place.fault(f"{excerpt(item.given)} is not valid: {item.fault}")
         messages = item.messages if asked is row else ()
         text = parse_text(item.verifier), Candidate(response, item.reference, messages, item.metadata)
         return Labelled(row.number, row.find("id"), correct), text

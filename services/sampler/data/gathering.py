@@ -71,7 +71,11 @@ class Gathered:
         if first and first.item.gold == item.gold:
             first.rows += 1
             return
-        digest = _digest(item)
+        try:
+            digest = _digest(item)
+        except ValueError as error:  # no message can carry its reference
+            item = item.unusable(f"{UNSENDABLE} ({error})")
+            digest = _digest(item)
         if digest in known:
             known[digest].rows += 1
         else:
@@ -86,15 +90,16 @@ class Gathered:
             yield from ((digest, rows) for known in self.questions.values() for digest, rows in known.items())
 
     def remove(self, faults: dict[bytes, str]) -> None:
-        """Remove the rows whose references cannot be read, by digest, and list them in `bad` by row."""
-        found = sorted(
-            ((rows, faults[digest]) for digest, rows in self.of_files() if faults.get(digest)),
-            key=lambda bad: bad[0].first,
-        )
-        self.bad = [_bad_reference(rows, fault) for rows, fault in found]
+        """Remove the rows that have no reference, or one that cannot be read, and list them in `bad` by row.
+
+        `faults`: why the references of other rows cannot be read, by digest.
+        """
+        bad = {digest: fault for digest, rows in self.of_files() if (fault := rows.item.fault or faults.get(digest))}
+        found = [(rows, bad[digest]) for digest, rows in self.of_files() if digest in bad]
+        self.bad = [_bad_reference(rows, fault) for rows, fault in sorted(found, key=lambda each: each[0].first)]
         if found:
             left = {
-                key: {digest: rows for digest, rows in known.items() if not faults.get(digest)}
+                key: {digest: rows for digest, rows in known.items() if digest not in bad}
                 for key, known in self.questions.items()
             }
             self.questions = {key: known for key, known in left.items() if known}
@@ -172,7 +177,7 @@ def remove_bad_references(sources: Sequence[Gathered]) -> int:
 
     Blocks. Raises ReferenceTrialError.
     """
-    distinct = {digest: rows.item for found in sources for digest, rows in found.of_files()}
+    distinct = {digest: rows.item for found in sources for digest, rows in found.of_files() if not rows.item.fault}
     answers = tried(request_of(item.verifier, item.reference) for item in distinct.values())
     faults = {digest: fault for digest, fault in zip(distinct, answers, strict=True) if fault}
     for found in sources:
@@ -181,14 +186,17 @@ def remove_bad_references(sources: Sequence[Gathered]) -> int:
 
 
 def _digest(item: Item) -> bytes:
-    """Of verifier and reference; of a generated question, of its answer."""
+    """Of verifier and reference; without a reference, of its fault; of a generated question, of its answer.
+
+    Raises ValueError if the reference cannot be sent in messages.
+    """
     if item.place is None:
-        return hashlib.sha256(str(item.gold).encode()).digest()[:16]
-    try:
-        request = request_of(item.verifier, item.reference)
-    except ValueError as error:
-        raise item.place.fault(f"{excerpt(item.given)} is not valid: {UNSENDABLE} ({error})") from None
-    return hashlib.sha256(request).digest()[:16]
+        found = str(item.gold).encode()
+    elif item.fault:
+        found = f"{excerpt(item.given)}: {item.fault}".encode()  # no JSON: it equals no request
+    else:
+        found = request_of(item.verifier, item.reference)
+    return hashlib.sha256(found).digest()[:16]
 
 
 def _bad_reference(rows: AnsweredRows, fault: str) -> BadReference:

@@ -6,6 +6,7 @@ Must not read files.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -23,7 +24,8 @@ Messages = tuple[dict[str, str], ...]
 class Item(NamedTuple):
     """One parsed row. Two rows of the same question conflict unless their `gold` is equal.
 
-    `given`: the value that the row has for its reference, at `place`; generated prompts have neither.
+    `given`: the value that the row has for its reference, at `place`; generated prompts have neither. `fault`: what is
+    expected in place of a value that cannot be a reference; "" if it can, and only then `reference` is one.
     """
 
     messages: Messages
@@ -33,6 +35,11 @@ class Item(NamedTuple):
     metadata: dict[str, Any]
     place: RowPlace | None = None
     given: Any = None
+    fault: str = ""
+
+    def unusable(self, fault: str) -> Item:
+        """The same row with a value that cannot be a reference. Its gold equals that of no row that has one."""
+        return self._replace(reference={}, gold=(excerpt(self.given), fault), fault=fault)
 
 
 class RowLayout(NamedTuple):
@@ -43,11 +50,16 @@ class RowLayout(NamedTuple):
 
 
 class _Given(NamedTuple):
-    """What a row gives as its reference: at which field, as which value, and the reference that this becomes."""
+    """What a row gives as its reference: at which field, as which value, and the reference or fault that it becomes."""
 
     field: str
     value: Any
     reference: dict[str, Any]
+    fault: str = ""
+
+
+class _UnusableError(ValueError):
+    """A value that cannot be what its field is for. The text says what is expected."""
 
 
 def _user(question: str) -> Messages:
@@ -55,29 +67,40 @@ def _user(question: str) -> Messages:
 
 
 def _judged_by(row: Row, messages: Messages, reward: RowReward, given: _Given, metadata: dict[str, Any]) -> Item:
+    gold, place = (reward.text, given.reference), row.place(given.field)
+    item = Item(messages, reward.text, given.reference, gold, metadata, place, given.value)
     missing = [name for name in reward.needed if given.reference.get(name) is None]
-    if missing:
-        expected = f"{', '.join(missing)} for verifier {excerpt(reward.text)}"
-        raise row.fault(given.field, f"{excerpt(given.value)} is not valid: expected {expected}")
-    gold = (reward.text, given.reference)
-    return Item(messages, reward.text, given.reference, gold, metadata, row.place(given.field), given.value)
+    lack = f"expected {', '.join(missing)} for verifier {excerpt(reward.text)}" if missing else ""
+    return item.unusable(given.fault or lack) if given.fault or lack else item
 
 
-def _object(row: Row, field: str, value: Any) -> dict[str, Any]:
+def _given(row: Row, field: str, read: Callable[[Any], _Given]) -> _Given:
+    """What `read` makes of the value at a field. Raises DataError if the row has no such field."""
+    value = row.get(field)
+    try:
+        return read(value)
+    except _UnusableError as error:
+        return _Given(field, value, {}, str(error))
+
+
+def _object(value: Any) -> dict[str, Any]:
     """An object, which may be JSON text, without its nulls: they are columns that only other rows use."""
     if isinstance(value, str):
         try:
             value = json.loads(value)
         except (ValueError, RecursionError):
-            raise row.fault(field, f"{excerpt(value)} is not valid: expected an object, or one as JSON text") from None
+            raise _UnusableError("expected an object, or one as JSON text") from None
     if not isinstance(value, Mapping):
-        raise row.fault(field, f"{excerpt(value)} is not valid: expected an object")
+        raise _UnusableError("expected an object")
     return {name: entry for name, entry in value.items() if entry is not None}
 
 
 def _reference(row: Row, field: str) -> _Given:
-    reference = _object(row, field, row.get(field))
-    return _Given(field, reference, reference)
+    def read(value: Any) -> _Given:
+        reference = _object(value)
+        return _Given(field, reference, reference)
+
+    return _given(row, field, read)
 
 
 def _metadata(row: Row, field: str | None) -> dict[str, Any]:
@@ -86,9 +109,11 @@ def _metadata(row: Row, field: str | None) -> dict[str, Any]:
     absent = value is None or (isinstance(value, str) and not value.strip())
     if absent:
         return {}
-    metadata = _object(row, str(field), value)
     try:
+        metadata = _object(value)
         check_json(metadata)
+    except _UnusableError as error:
+        raise row.fault(str(field), f"{excerpt(value)} is not valid: {error}") from None
     except ValueError as error:
         raise row.fault(str(field), f"{excerpt(value)} is not valid: {UNSENDABLE} ({error})") from None
     return metadata
@@ -135,16 +160,29 @@ def _fields(rewards: SourceRewards, row: Row) -> Item:
 def _bare(row: Row, field: str, reward: RowReward, mark: str | None) -> _Given:
     """A reference of one answer: a text or a number as text, for rewards of the user's own any value."""
     as_it_is = reward.takes_any_answer and mark is None
-    answer = row.get(field) if as_it_is else _after(row, field, row.answer(field), mark)
-    return _Given(field, answer, {reward.bare: answer})
+
+    def read(value: Any) -> _Given:
+        answer = value if as_it_is else _after(_answer(value), mark)
+        return _Given(field, answer, {reward.bare: answer})
+
+    return _given(row, field, read)
 
 
-def _after(row: Row, field: str, answer: str, mark: str | None) -> str:
+def _answer(value: Any) -> str:
+    """A text or a number, as text."""
+    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+        return str(value)
+    if not isinstance(value, str) or not value.strip():
+        raise _UnusableError("expected text or a number")
+    return value
+
+
+def _after(answer: str, mark: str | None) -> str:
     if mark is None:
         return answer
     _, found, rest = answer.rpartition(mark)
     if not found or not rest.strip():
-        raise row.fault(field, f"{excerpt(answer)} is not valid: expected text after {mark!r} (fields.answer_after)")
+        raise _UnusableError(f"expected text after {mark!r} (fields.answer_after)")
     return rest.strip()
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from services.sampler.data.rows import DataError, Row, excerpt
 from services.settings import Recipe, SourceSettings
 from services.settings.faults import invalid
+from services.settings.rewards.confined import BUILT_IN, MOST_FUNCTIONS, MOST_ROW_FUNCTIONS, confined_functions
 from services.settings.rewards.files import expected_function
 from services.settings.rewards.kinds import PythonReward
 from services.settings.rewards.reward import (
@@ -40,14 +41,8 @@ REFERENCES: Mapping[str, tuple[str, ...]] = {
 }
 """By kind of reward: the fields that its reference needs. With none it may be any object."""
 
-BUILT_IN = ("answer-line", "math", "pattern", "reasoning-gym")
-"""The rewards that every row may use, because they run no code and send no request of the row's choice."""
-
 ANSWER = "answer"
 """The field that a bare answer becomes, unless a single reward needs another one."""
-
-MOST_FUNCTIONS = 24
-"""How many functions of `verifier.files` the rows of a run may name: each is held loaded by every verifier."""
 
 CACHED = 1024  # rewards per source; rows of a file mostly share a few
 SHOWN_FAULT = 600  # characters
@@ -166,14 +161,16 @@ class RowRewards:
 def row_functions(recipe: Recipe, verifiers: Iterable[str]) -> tuple[str, ...]:
     """The confined functions of the user's that rewards of rows use, and none of the recipe's own; no repetition.
 
-    `verifiers`: the rewards of prompts. Raises DataError if there are more than MOST_FUNCTIONS.
+    `verifiers`: the rewards of prompts. Raises DataError if there are more than MOST_ROW_FUNCTIONS, or more than
+    MOST_FUNCTIONS together with the recipe's.
     """
-    known = {single.text for reward in recipe.rewards for single in reward.singles}
-    singles = (single for text in dict.fromkeys(verifiers) for single in parse_text(text).singles)
-    named = (each.text for each in singles if isinstance(each.options, PythonReward) and not each.options.needs)
-    found = tuple(text for text in dict.fromkeys(named) if text not in known)
-    if len(found) > MOST_FUNCTIONS:
-        expected = f"rows that name at most {MOST_FUNCTIONS} different functions of verifier.files"
+    own = {single.text for single in confined_functions(recipe.rewards)}
+    named = (single.text for single in confined_functions(map(parse_text, dict.fromkeys(verifiers))))
+    found = tuple(text for text in dict.fromkeys(named) if text not in own)
+    most = min(MOST_ROW_FUNCTIONS, MOST_FUNCTIONS - len(own))
+    if len(found) > most:
+        beside = f", because the recipe has {len(own)} of its own" if most < MOST_ROW_FUNCTIONS else ""
+        expected = f"rows that name at most {most} different functions of verifier.files{beside}"
         raise DataError(invalid("data", len(found), expected))
     return found
 

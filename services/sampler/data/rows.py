@@ -6,7 +6,6 @@ Must not know the meaning of a field.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -86,15 +85,6 @@ class Row:
             raise self.fault(path, f"{excerpt(value)} is not valid: expected text that is not blank")
         if not is_sendable(value):
             raise self.fault(path, f"{excerpt(value)} is not valid: {UNSENDABLE}")
-        return value
-
-    def answer(self, path: str) -> str:
-        """The text or number at `path`, as text. Raises DataError for anything else."""
-        value = self.get(path)
-        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
-            return str(value)
-        if not isinstance(value, str) or not value.strip():
-            raise self.fault(path, f"{excerpt(value)} is not valid: expected text or a number")
         return value
 
 

@@ -106,6 +106,7 @@ def test_a_row_names_its_own_verifier() -> None:
         ("{", "row 2: not JSON"),
         ("[1]", "row 2: [1] is not valid: expected an object"),
         ('{"response": "x"}', "row 2: field 'answer': missing"),
+        ('{"response": "x", "answer": null}', "row 2: field 'answer': null is not valid: expected text or a number"),
         ('{"answer": "x"}', "row 2: field 'response': missing"),
         ('{"response": 1, "answer": "x"}', "row 2: field 'response': 1 is not valid: expected text"),
         ('{"response": "x", "answer": "5", "correct": "no"}', "row 2: field 'correct': 'no' is not valid"),

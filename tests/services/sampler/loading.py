@@ -12,8 +12,11 @@ from services.settings import SourceSettings
 
 
 def read_set(source: SourceSettings, rewards: RowRewards | None = None) -> tuple[Prompt, ...]:
-    """The prompts of a source without a trial of its references."""
-    return gather(source, where_of(source), None, rewards or RowRewards()).prompts
+    """The prompts of a source without a trial of its references by their verifiers."""
+    found = gather(source, where_of(source), None, rewards or RowRewards())
+    found.remove({})
+    found.settle()
+    return found.prompts
 
 
 def gathered(source: SourceSettings, wanted: int | None = None, rewards: RowRewards | None = None) -> Gathered:

@@ -117,6 +117,59 @@ def test_rows_with_bad_references_are_dropped_and_counted(tmp_path: Path, caplog
     assert logged[3:] == ["data: dropped 5 of 8 rows, whose references cannot be read"]
 
 
+UNUSABLE = ["", " ", None, [1], True, {"a": 1}, float("nan"), "\ud800"]
+
+
+def test_unusable_answers_are_an_error_by_default(tmp_path: Path) -> None:
+    path = write(tmp_path / "rows.jsonl", ["1", None, BAD, ""])
+    with pytest.raises(DataError) as caught:
+        load_splits(data(path))
+    assert str(caught.value) == (
+        f"data.path: {path!r} row 2: field 'answer': null is not valid: expected text or a number "
+        "(and 2 more such references)"
+    )
+
+
+def test_unusable_answers_are_dropped_and_counted(tmp_path: Path) -> None:
+    path = write(tmp_path / "rows.jsonl", ["1", *UNUSABLE, BAD, "11"])
+    sources = read_sources(data(path, on_bad_reference="drop"), (), RowRewards()).settled()
+    assert [bad.text.split(": field")[0].split()[-1] for bad in sources.bad] == [str(row) for row in range(2, 11)]
+    assert sources.tried == 3
+    assert sources.bad_references["data"]["expected text or a number"] == len(UNUSABLE) - 1
+    splits = load_splits(data(path, on_bad_reference="drop"))
+    assert asked(splits.train) == {"q1", "q11"}
+    assert (splits.report.rows, splits.report.distinct, splits.report.duplicates) == (11, 2, 0)
+
+
+def test_unusable_references_are_dropped(tmp_path: Path) -> None:
+    references = [{"answer": "1"}, {"pattern": "x"}, [], "x", {"answer": "2"}]
+    rows = [{"question": f"q{at}", "verifier": "math", "reference": each} for at, each in enumerate(references)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    splits = load_splits(data(str(tmp_path / "rows.jsonl"), layout="penstock", on_bad_reference="drop"))
+    assert asked(splits.train) == {"q0", "q4"}
+
+
+def test_answers_without_their_mark_are_dropped(tmp_path: Path) -> None:
+    path = write(tmp_path / "rows.jsonl", ["so #### 1", "so 2"])
+    splits = load_splits(data(path, fields={"answer_after": "####"}, on_bad_reference="drop"))
+    assert asked(splits.train) == {"q1"}
+
+
+def test_rows_without_an_answer_leave_it_to_others(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps({"question": "q", "answer": answer}) + "\n" for answer in (None, None, "", "2")))
+    splits = load_splits(data(str(path), on_bad_reference="drop"))
+    assert [prompt.reference for prompt in splits.train] == [{"answer": "2"}]
+    assert splits.report.bad_references["data"].total() == 3
+
+
+def test_a_row_that_lacks_the_field_is_never_dropped(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"question": "q", "answer": "1"}\n{"question": "r"}\n')
+    with pytest.raises(DataError, match="row 2: field 'answer': missing"):
+        load_splits(data(str(path), on_bad_reference="drop"))
+
+
 def test_dropped_rows_leave_their_question_to_others(tmp_path: Path) -> None:
     rows = [("q", BAD), ("q", BAD), ("q", "2"), ("q", "3"), ("r", "1"), ("r", BAD)]
     path = tmp_path / "rows.jsonl"

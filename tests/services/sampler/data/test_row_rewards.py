@@ -13,8 +13,8 @@ from pyarrow import parquet
 
 from services.contracts import Prompt
 from services.sampler.data import DataError, RowRewards, load_splits, row_functions
-from services.sampler.data.row_rewards import MOST_FUNCTIONS
 from services.settings import DataSettings, SourceSettings, parse_recipe
+from services.settings.rewards.confined import MOST_FUNCTIONS, MOST_ROW_FUNCTIONS
 from tests.harness.small_run import recipe_document
 from tests.services.sampler.loading import read_set
 
@@ -136,9 +136,19 @@ def test_functions_of_rows_are_those_that_only_rows_name() -> None:
     rows = ["math", SCORE, "python:./rewards.py:own", '{"any":["python:./m.py:f","math",{"python":"./m.py:g"}]}']
     needs = '{"python":{"function":"./m.py:h","needs":["files"]}}'
     assert row_functions(recipe, [*rows, needs, "python:./m.py:g"]) == ("python:./m.py:f", "python:./m.py:g")
-    names = [f"python:./m.py:f{number}" for number in range(MOST_FUNCTIONS + 1)]
-    assert len(row_functions(recipe, [*names[1:], *rows[:3]])) == MOST_FUNCTIONS
+    names = [f"python:./m.py:f{number}" for number in range(MOST_ROW_FUNCTIONS + 1)]
+    assert len(row_functions(recipe, [*names[1:], *rows[:3]])) == MOST_ROW_FUNCTIONS
     with pytest.raises(DataError, match=r"^data: 25 is not valid: expected rows that name at most 24 different"):
+        row_functions(recipe, names)
+
+
+def test_functions_of_recipe_and_rows_are_counted_together() -> None:
+    rewards = {f"r{number}": f"python:./m.py:own{number}" for number in range(20)}
+    data = {"source": "jsonl", "path": "rows.jsonl", "options": {}}
+    recipe = parse_recipe(recipe_document("/model", data=data, verifier={"rewards": rewards}))
+    names = [f"python:./m.py:f{number}" for number in range(MOST_FUNCTIONS - len(rewards) + 1)]
+    assert len(row_functions(recipe, [*names[1:], *rewards.values(), "math"])) == 8
+    with pytest.raises(DataError, match=r"^data: 9 is not valid: expected .* at most 8 .* the recipe has 20 of its o"):
         row_functions(recipe, names)
 
 
@@ -190,7 +200,7 @@ def test_a_bare_answer_becomes_a_reference(tmp_path: Path, verifier: Any, answer
         ("reasoning-gym", {"task": "chain_sum"}, "expected entry for verifier 'reasoning-gym'"),
         ({"all": ["math", "pattern"]}, {"answer": "1"}, "expected pattern for verifier"),
         ("mine", [1], r"\[1\] is not valid: expected an object"),
-        ("mine", "[1]", r"\[1\] is not valid: expected an object"),
+        ("mine", "[1]", r"'\[1\]' is not valid: expected an object"),
         ("mine", "[" * 99_999, "is not valid: expected an object, or one as JSON text"),
         ("mine", {"a": float("nan")}, "{'a': nan} is not valid: expected JSON values"),
         ("mine", {"a": "\ud800"}, "expected JSON values, and text that UTF-8 can encode"),
