@@ -28,7 +28,7 @@ LOOK_S, LOOK_STOPPED_S = 0.05, 0.2
 SOMEWHAT, LEVELS = 2, 8
 """Below so many times the bound a text runs like any other; each level ends at so many times the previous one."""
 TURN_S, REST_S = 0.002, 0.078
-"""How a text that takes long runs, and stops, while others need all processes: it gets some CPU time in any case."""
+"""How the first text that takes long runs, and stops, while others need all processes: there is some progress."""
 
 
 class Foreground:
@@ -74,10 +74,10 @@ class Step(NamedTuple):
 
 
 class Background:
-    """The texts of one lane that take long; `running` of them run at once. Any thread may use it."""
+    """The texts of one lane that take long. Any thread may use it."""
 
-    def __init__(self, foreground: Foreground, running: int) -> None:
-        self._foreground, self._running = foreground, running
+    def __init__(self, foreground: Foreground) -> None:
+        self._foreground = foreground
         self._changed = threading.Condition()
         self._texts: list[SlowText] = []
 
@@ -100,7 +100,7 @@ class Background:
         """Remove a text, before its process is closed. Its process runs."""
         with self._changed:
             self._texts.remove(text)
-            self._changed.notify_all()
+            self._wake_others()
         self._stop(text, False)
 
     def reply(self, text: SlowText) -> Reply:
@@ -125,14 +125,19 @@ class Background:
         with self._changed:
             if level != text.level:
                 text.level = level
-                self._changed.notify_all()
+                self._wake_others()
             before = sum(each.level < level for each in self._texts)
             before += sum(each.level == level for each in self._texts[: self._texts.index(text)])
         if before < self._foreground.idle:
             return (Step(False, LOOK_S),)
-        if before < self._running:
+        if before == 0:
             return (Step(False, TURN_S), Step(True, REST_S))
         return (Step(True, LOOK_STOPPED_S, until_changed=True),)
+
+    def _wake_others(self) -> None:
+        """Let texts that are stopped see at once whether a process is idle for them; else they look in a while."""
+        if self._foreground.idle > 0:
+            self._changed.notify_all()
 
     def _stop(self, text: SlowText, stop: bool) -> None:
         if stop != text.stopped:

@@ -16,7 +16,7 @@ LEAST_LOOK_S, LOOK_S = 0.001, 0.05
 """The pause between two looks at the CPU time of a process that has not answered."""
 SLOW_WALL_S = 0.25
 """A judgement takes long from so many seconds on the clock, whatever its CPU time."""
-SLOW_FACTOR, LEAST_SLOW_S, MOST_SLOW_S = 8.0, 0.001, 0.25
+SLOW_FACTOR, LEAST_SLOW_S, MOST_SLOW_S = 12.0, 0.001, 0.25
 """A judgement takes long from so many times the usual one, at least and at most so many CPU seconds."""
 MOST_STOPPED = 10
 """How often the seconds on the clock of a judgement may pass while its process is stopped for other texts."""

@@ -45,7 +45,7 @@ class JudgingLane:
         self._processes = JudgingProcesses(parents, processes)
         self._slow: set[threading.Thread] = set()
         self._deferred: deque[PendingText] = deque()
-        self._foreground, self._background = foreground, Background(foreground, processes)
+        self._foreground, self._background = foreground, Background(foreground)
         self._usual: dict[str, UsualTime] = defaultdict(UsualTime)
         self._closed = False
         self._threads = [threading.Thread(target=self._work, name=f"judge-{n}", daemon=True) for n in range(processes)]

@@ -39,7 +39,7 @@ def waits(background, process):
 
 
 def test_alone_it_runs_to_its_end():
-    found = waits(Background(Foreground(1), 1), Counted(SLOW_S, 0.5))
+    found = waits(Background(Foreground(1)), Counted(SLOW_S, 0.5))
     assert not any(stopped for stopped, _ in found)
     assert sum(pause_s for _, pause_s in found) < 0.6
 
@@ -47,7 +47,7 @@ def test_alone_it_runs_to_its_end():
 def test_while_others_need_all_processes_it_gets_turns():
     foreground = Foreground(1)
     with foreground.judging():
-        found = waits(Background(foreground, 1), Counted(4 * SLOW_S, 4 * SLOW_S + 5 * TURN_S))
+        found = waits(Background(foreground), Counted(4 * SLOW_S, 4 * SLOW_S + 5 * TURN_S))
     assert found == [(False, TURN_S), (True, REST_S)] * 4 + [(False, TURN_S)]
 
 
@@ -55,12 +55,12 @@ def test_at_first_it_runs_though_others_need_all():
     """Most texts that take long only take somewhat longer than usual."""
     foreground = Foreground(1)
     with foreground.judging():
-        found = waits(Background(foreground, 1), Counted(SLOW_S, 1.5 * SLOW_S))
+        found = waits(Background(foreground), Counted(SLOW_S, 1.5 * SLOW_S))
     assert found == [(False, SLOW_S)]
 
 
 def test_the_one_with_the_least_cpu_time_runs():
-    background = Background(Foreground(1), 1)
+    background = Background(Foreground(1))
     older = background.enter(Counted(100 * SLOW_S), SLOW_S)
     newer = background.enter(Counted(4 * SLOW_S, 8 * SLOW_S), SLOW_S)
     waiting = threading.Thread(target=background.reply, args=(older,))
@@ -75,7 +75,7 @@ def test_the_one_with_the_least_cpu_time_runs():
 
 
 def test_there_is_room_for_so_many():
-    background = Background(Foreground(1), 1)
+    background = Background(Foreground(1))
     texts = [background.enter(Counted(SLOW_S), SLOW_S) for _ in range(MOST_SLOW)]
     assert None not in texts
     assert background.enter(Counted(SLOW_S), SLOW_S) is None
