@@ -69,6 +69,7 @@ def doubled(value: int) -> int:
     return 2 * value
 
 
+@pytest.mark.slow
 def test_a_part_fails_alone() -> None:
     assert apart(doubled, 4) == 8
     with pytest.raises(PartFailedError, match="ValueError: negative"):

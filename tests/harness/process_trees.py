@@ -40,6 +40,14 @@ def alive(process: psutil.Process) -> bool:
         return False
 
 
+def command_of(process: psutil.Process) -> str:
+    """The command line of a process; empty if it has ended, collected or not."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.NoSuchProcess:  # a zombie is one, too
+        return ""
+
+
 def _runs(pid: int) -> bool:
     """Whether the process exists and is not a zombie."""
     try:

@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from services.settings.rewards.kinds import PythonReward
+from tests.harness.process_trees import command_of
 from tests.verifier.remote.fake_service import always, serving
 from tests.verifier.remote.functions.conftest import OURS, SECRET
 from verifier.remote.functions.function_judge import FunctionJudge
@@ -386,5 +387,6 @@ async def test_many_functions_are_held_in_turn(judged: Judged) -> None:
 
 
 def server_children() -> list[str]:
-    [server] = [child for child in psutil.Process().children() if "verifier.remote.functions" in child.cmdline()]
-    return [" ".join(child.cmdline()) for child in server.children() if child.status() != psutil.STATUS_ZOMBIE]
+    servers = "-m verifier.remote.functions "
+    [server] = [child for child in psutil.Process().children() if servers in f"{command_of(child)} "]
+    return list(filter(None, map(command_of, server.children())))
