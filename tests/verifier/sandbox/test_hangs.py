@@ -123,9 +123,9 @@ async def test_texts_that_waited_for_room_are_judged():
 
 
 async def test_being_stopped_for_others_costs_no_time(monkeypatch):
-    monkeypatch.setattr(lane, "WALL_FACTOR", 2.0)
-    texts = [(HOSTILE, Candidate(BUSY, {"seconds": 0.3}))] * 16
-    with Sandbox(1, 1.0, program=PROGRAM) as sandbox:  # 4.8 s of work, and 2 s on the clock for each text
+    monkeypatch.setattr(lane, "WALL_FACTOR", 4.0)
+    texts = [(HOSTILE, Candidate(BUSY, {"seconds": 0.3}))] * 20
+    with Sandbox(1, 1.0, program=PROGRAM) as sandbox:  # 6 s of work, and 4 s on the clock for each text
         _, found = await order(sandbox, texts)
     assert {each.answer for each in found.values()} == {"done"}, found
 
