@@ -93,7 +93,7 @@ class JudgingLane:
                 if self._closed:
                     return deque()
                 if self._has_room():
-                    return deque([self._deferred.popleft()])
+                    self._waiting.appendleft(self._deferred.popleft())
                 taken = deque([self._waiting.popleft()])
                 first, share = taken[0], max(1, len(self._waiting) // len(self._threads))
                 while self._waiting and len(taken) < min(JUDGED_TOGETHER, share) and not first.retried:
