@@ -21,9 +21,6 @@ log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
-MOST_PARENTS = MOST_CONFINED
-"""Each holds its libraries in memory."""
-
 
 def parent_key(reward: Reward) -> str:
     """What a warm parent is for: a built-in verifier, or one function of the user's."""
@@ -48,8 +45,8 @@ class WarmParents:
             if self._closed:
                 raise WarmParentError("the sandbox is closed")
             if key not in self._parents:
-                if len(self._parents) >= MOST_PARENTS:
-                    raise WarmParentError(f"a run may have at most {MOST_PARENTS} different confined rewards")
+                if len(self._parents) >= MOST_CONFINED:
+                    raise WarmParentError(f"a run may have at most {MOST_CONFINED} different confined rewards")
                 parent = WarmParent(key, self._setup(reward), self._program)
                 self._launch(parent)
                 self._parents[key] = parent

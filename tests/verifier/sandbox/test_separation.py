@@ -188,7 +188,7 @@ async def test_a_judging_process_that_is_killed_takes_no_other_along():
 
 
 async def test_a_run_has_a_most_number_of_warm_parents(monkeypatch):
-    monkeypatch.setattr("verifier.sandbox.parents.MOST_PARENTS", 1)
+    monkeypatch.setattr("verifier.sandbox.parents.MOST_CONFINED", 1)
     with Sandbox(1, 20.0, [PATTERN, HOSTILE], program=PROGRAM) as sandbox:
         with pytest.raises(SandboxError, match="at most 1 different"):
             await sandbox.start()
