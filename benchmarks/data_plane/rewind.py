@@ -20,7 +20,9 @@ from services.streams.delivery.consumer import trim
 from services.streams.keys import RunKeys
 from services.streams.state.group_state import GroupTransitions, trim_released
 from services.streams.state.ownership import become_owner
+from services.streams.state.policy_history import GROUPS_PER_CALL
 from services.streams.state.rewind import ReopenedGroup, Rewind
+from services.streams.unarchived import Unarchived
 from tests.harness.servers.redis_servers import start_server
 
 SAMPLES, PER_PIPELINE = 16, 200
@@ -83,6 +85,10 @@ async def _release_and_trim(redis: Redis, names: list[str], parts: dict[str, Par
     sampler = await GroupTransitions.fenced(redis, keys, "sampler")
     async with _timed(redis, parts, "release"):
         await asyncio.gather(*(sampler.release(lane, name, Release.STALE, SAMPLES) for name in names))
+    async with _timed(redis, parts, "archived"):
+        waiting = Unarchived(redis, keys, "sampler", sampler.fence)
+        while found := await waiting.names(lane, GROUPS_PER_CALL):
+            await waiting.take(lane, await waiting.hashes(found))
     async with _timed(redis, parts, "forget"):
         await trim_released(redis, keys, lane)
     async with _timed(redis, parts, "trim"):

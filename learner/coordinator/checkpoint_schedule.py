@@ -12,10 +12,10 @@ from collections.abc import Iterable
 
 from learner.checkpoint.manifest import CheckpointError, ConsumedGroups
 from learner.rank.worker import RankWorker
-from services.cancellation import cancel_and_wait
 from services.contracts import CommittedPolicy, SamplerSnapshot, StepRecord
 from services.process import Context
 from services.streams.state.policy_history import History
+from services.waits import cancel_and_wait
 
 log = logging.getLogger(__name__)
 

@@ -16,6 +16,7 @@ from learner.rank.worker import RankWorker
 from learner.storage_retry import retry_storage
 from services.contracts import AFTER, EvaluationRecord
 from services.process import Context
+from services.streams.state.rewards.reward_files import read_reward_files
 from services.streams.state.runs import RunRecords
 
 
@@ -64,7 +65,8 @@ class RunEnd:
         context, worker, run = self._context, self._worker, self._context.record.id
         waits, patience_s = context.waits, self._recipe.limits.stall_timeout_s
         with waits.on("export", "the export to be written", patience_s):
-            read = partial(tokenizer_of, worker.model_folder, self._recipe.model.chat_template)
+            files = await read_reward_files(context.redis, context.record)
+            read = partial(tokenizer_of, worker.model_folder, self._recipe.model.chat_template, files)
             tokenizer = await idle_during(worker, retry_storage(read, "the chat template", waits, patience_s))
             # Reads only the config and the parameter names of the model in training.
             snapshot, folder = self._publication.snapshot, export_folder(run)

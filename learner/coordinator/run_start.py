@@ -85,13 +85,14 @@ class RunStart:
         if point.checkpoint:
             await self._worker.send(Command(do="load", name=point.checkpoint.name))
             await self._worker.resume.restore(point.checkpoint.name)
-        writers = {record.step: record.fence for record in records}
+        committed, first_rate = {record.step: record for record in records}, self._context.record.first_learning_rate
         for archived in point.steps:
             with self._context.waits.on("recovery", f"archived rollout step {archived} of {step}", deadline_s):
-                writer = writers[archived]
+                writer, rate = committed[archived].fence, committed[archived].learning_rate or first_rate
                 batch = await asyncio.to_thread(self._worker.archive.batch, archived, writer)
-                await self._worker.send(Command(do="retrain", batch=batch, fence=writer))
-                if await self._worker.training.train(batch, writer, archived=True) is None:
+                await self._worker.send(Command(do="retrain", batch=batch, fence=writer, learning_rate=rate))
+                training = self._worker.training.train(batch, writer, learning_rate=rate, archived=True)
+                if await training is None:
                     raise LearnerStoppingError
         return point
 

@@ -24,6 +24,7 @@ from services.metrics.tables import show_step
 from services.process import Context
 from services.streams.delivery.snapshots import read_snapshot
 from services.streams.state.policy_history import LoggedBatch, StateLostError
+from services.streams.state.run_record import LEARNING_RATE
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +89,7 @@ class TrainingLoop:
             self._schedule.committed(record)
         else:
             log.info("step %d was already trained", batch.step)
-        # Before the checkpoint, which may wait long for the previous one: Redis holds no payload meanwhile. The
+        # Before the checkpoint, which may wait long for the previous one: its payloads leave Redis meanwhile. The
         # sampler's snapshot that the checkpoint needs stays until the next release.
         await idle_during(self._worker, self._history.release_batch(logged))
         if record and self._worker.checkpoint_writer.due(batch.step) and not self._done:
@@ -104,10 +105,12 @@ class TrainingLoop:
 
     async def _train(self, logged: LoggedBatch) -> StepRecord:
         batch, started_at, version = logged.batch, time.time(), self._publication.policy.version
+        rate = await self._learning_rate(batch.step)
         patience_s = self._recipe.limits.stall_timeout_s
         with self._context.waits.on("training", f"the optimizer steps of rollout step {batch.step}", patience_s):
-            await self._worker.send(Command(do="train", batch=batch, fence=self._history.fence, version=version))
-            trained = await self._worker.training.train(batch, self._history.fence, version)
+            fence = self._history.fence
+            await self._worker.send(Command(do="train", batch=batch, fence=fence, version=version, learning_rate=rate))
+            trained = await self._worker.training.train(batch, fence, version, learning_rate=rate)
         if trained is None:
             raise LearnerStoppingError
         if trained.damaged:
@@ -116,7 +119,7 @@ class TrainingLoop:
         limit = self._recipe.max_logprob_difference
         if found := differing(trained.differences, limit):
             await self._context.event_log.write("logprobs-differ", explanation(batch.step, version, found, limit))
-        unpublished = step_record(batch, trained, version, started_at, self._history.fence)
+        unpublished = step_record(batch, trained, version, started_at, self._history.fence, rate)
         await self._check_gradients(unpublished, trained)
         record = await self._publication.commit_step(unpublished, logged.entry)
         self._done = batch.last or batch.step >= self._recipe.limits.rollout_steps
@@ -126,6 +129,16 @@ class TrainingLoop:
         what = f"the record of rollout step {record.step}"
         await idle_during(self._worker, retry_storage(write, what, self._context.waits, patience_s))
         return record
+
+    async def _learning_rate(self, step: int) -> float:
+        """That of the next rollout step; a change is an event."""
+        before = self._context.record.recipe.learner.learning_rate
+        await idle_during(self._worker, self._context.refresh())
+        rate = self._context.record.recipe.learner.learning_rate
+        if rate != before:
+            text = f"{LEARNING_RATE} {before:g} -> {rate:g} from rollout step {step} on"
+            await self._context.event_log.write("rate-edited", text)
+        return rate
 
     async def _check_gradients(self, record: StepRecord, trained: Trained) -> None:
         """Report skipped optimizer steps. Raises NonFiniteGradientError after archiving the record as a failure."""
@@ -147,10 +160,13 @@ class TrainingLoop:
             raise
 
 
-def step_record(batch: Batch, trained: Trained, trained_at: int, started_at: float, fence: Fence) -> StepRecord:
+def step_record(
+    batch: Batch, trained: Trained, trained_at: int, started_at: float, fence: Fence, learning_rate: float
+) -> StepRecord:
     """The record of a step that is not published yet. Its `version` is `trained_at`, from which the step started.
 
-    `started_at`: when its training started, Unix seconds. `fence`: that of the learner.
+    `started_at`: when its training started, Unix seconds. `fence`: that of the learner. `learning_rate`: before any
+    warm-up.
     """
     return StepRecord(
         step=batch.step,
@@ -168,4 +184,5 @@ def step_record(batch: Batch, trained: Trained, trained_at: int, started_at: flo
         batch_digest=trained.batch_digest,
         epoch=fence.epoch,
         owner=fence.owner,
+        learning_rate=learning_rate,
     )

@@ -66,14 +66,13 @@ class Group:
 class GroupVerdicts:
     """Verdicts of one group that are recorded together; `decision`: '' unless the last of them decides.
 
-    Without verdicts, it is the decision on a group whose verdicts are all recorded. `samples`: the group's, if it is
-    known. `rest`, `posterior` and `result`: see GroupTransitions.record_verdicts.
+    Without verdicts, it is the decision on a group whose verdicts are all recorded. `rest`, `posterior` and `result`:
+    see GroupTransitions.record_verdicts.
     """
 
     group: str
     deliveries: list[Delivery[Verdict]] = field(default_factory=list)
     decision: str = ""
-    samples: int = 0
     rest: Task | None = None
     posterior: tuple[str, str] = ("", "")
     result: str = ""
@@ -202,6 +201,11 @@ class GroupTable:
         batched = {name for batch in self.batched.values() for name in batch}
         known = (self.generating, self.kept, self.reopened, batched)
         return [name for name in names if not any(name in part for part in known)]
+
+    @property
+    def in_flight(self) -> int:
+        """How many groups are being generated, kept or in a batch."""
+        return len(self.generating) + len(self.kept) + sum(map(len, self.batched.values()))
 
     @property
     def oldest_generating(self) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
 
 from services.contracts import (
     AFTER,
@@ -34,8 +35,15 @@ class RewindError(RuntimeError):
     """The run cannot be rewound; the text says what is missing."""
 
 
-async def rewind_run(context: Context, transitions: GroupTransitions, prompts: tuple[Prompt, ...]) -> None:
+async def rewind_run(
+    context: Context,
+    transitions: GroupTransitions,
+    prompts: tuple[Prompt, ...],
+    archive: Callable[[], Awaitable[object]],
+) -> None:
     """Rewind the run to the step that its record names, unless that was done. Raises RewindError.
+
+    `archive` archives the groups that have ended: some of them are drawn again.
 
     A run that was resumed without a step while a rewind was cut off ends that rewind at the step which it had reached.
     """
@@ -52,6 +60,7 @@ async def rewind_run(context: Context, transitions: GroupTransitions, prompts: t
     known = {prompt.id for prompt in prompts}
     records = [(entry, found) for entry, found in await context.event_log.steps() if found.step > step]
     _check_prompts(step, records, known)
+    await archive()
     rewind = Rewind(context.redis, context.keys, "sampler", transitions.fence, record.resumptions)
     await _delete_evaluations(context, rewind, step)
     batches = [batch.step for _, batch in await read_all(context.redis, context.keys, context.keys.batches, Batch)]

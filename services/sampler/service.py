@@ -4,7 +4,8 @@ Must not read or change a group; the queue and the evaluator do.
 
 Reads verdicts and dead letters; writes tasks, batches, evaluations. When it dies, its successor becomes the owner
 of the role and rebuilds the group table from Redis; verdicts that were not recorded are delivered again.
-Drain order: stop reading, finish the current call, exit; nothing needs to be handed over.
+Drain order: stop reading, finish the current call, archive the groups that have ended, exit; its successor archives the
+rest.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ import logging
 from collections.abc import Iterable
 from itertools import chain
 
-from services.cancellation import cancel_and_wait
 from services.contracts import ALONE, Prompt
 from services.process import Context, collect_garbage_rarely
+from services.sampler.archive.archivist import Archivist
 from services.sampler.data import RowRewards, load_splits, row_functions
 from services.sampler.evaluation.evaluator import Evaluator, held_out_sets, load_held_out
 from services.sampler.evaluation.schedule import EvaluationSchedule
@@ -28,6 +29,7 @@ from services.streams.state.group_state import GroupTransitions
 from services.streams.state.policy_history import committed_step
 from services.streams.state.rewards.reward_files import read_reward_files
 from services.streams.state.rewards.row_functions import write_row_functions
+from services.waits import cancel_and_wait
 
 log = logging.getLogger(__name__)
 
@@ -44,24 +46,27 @@ class SamplerService:
         """
         collect_garbage_rarely()
         maintenance = Maintenance(context)
-        work = asyncio.create_task(self._work(context, maintenance), name="sampling")
-        upkeep = asyncio.create_task(maintenance.run(), name="maintenance")
+        archivist = Archivist(context, maintenance.memory)
+        work = asyncio.create_task(self._work(context, maintenance, archivist), name="sampling")
+        beside = {"maintenance": maintenance.run(), "archive": archivist.run(), "merging": archivist.merge()}
+        tasks = [work, *(asyncio.create_task(body, name=name) for name, body in beside.items())]
         try:
-            await asyncio.wait({work, upkeep}, return_when=asyncio.FIRST_COMPLETED)
-            for task in (work, upkeep):
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in tasks:
                 if task.done():
                     task.result()
         finally:
-            await cancel_and_wait(work, upkeep)
+            await cancel_and_wait(*tasks)
 
-    async def _work(self, context: Context, maintenance: Maintenance) -> None:
+    async def _work(self, context: Context, maintenance: Maintenance, archivist: Archivist) -> None:
         if context.record.recipe.limits.rollout_steps > 0:
-            await self._train(context, maintenance)
+            await self._train(context, maintenance, archivist)
         else:
-            await self._evaluate(context, maintenance)
+            await self._evaluate(context, maintenance, archivist)
         await context.stopping.wait()
+        await archivist.close()
 
-    async def _evaluate(self, context: Context, maintenance: Maintenance) -> None:
+    async def _evaluate(self, context: Context, maintenance: Maintenance, archivist: Archivist) -> None:
         recipe = context.record.pinned_recipe
         with context.waits.on("data", "the held-out prompts to be loaded", recipe.limits.startup_timeout_s):
             files = await read_reward_files(context.redis, context.record)
@@ -71,10 +76,11 @@ class SamplerService:
         prompts = {held_out.name: len(held_out.prompts) for held_out in sets}
         await compare_loaded(context.redis, recipe, recipe.data.train, prompts)
         transitions = await GroupTransitions.fenced(context.redis, context.keys, self.name, context.heartbeat.info.id)
+        archivist.open(transitions)
         await context.heartbeat.update(state="ready")
-        await Evaluator(context, transitions, sets, maintenance.memory).run(ALONE)
+        await Evaluator(context, transitions, sets, maintenance.memory, archivist.drain).run(ALONE)
 
-    async def _train(self, context: Context, maintenance: Maintenance) -> None:
+    async def _train(self, context: Context, maintenance: Maintenance, archivist: Archivist) -> None:
         recipe = context.record.pinned_recipe
         # In a thread, because reading a big file must not delay this process's heartbeat.
         with context.waits.on("data", "the prompts to be loaded and filtered", recipe.limits.startup_timeout_s):
@@ -86,10 +92,11 @@ class SamplerService:
         if await committed_step(context.redis, context.keys) == 0:
             await compare_loaded(context.redis, recipe, splits.report.train, splits.report.sets)
         transitions = await GroupTransitions.fenced(context.redis, context.keys, self.name, context.heartbeat.info.id)
-        await rewind_run(context, transitions, splits.train)
+        archivist.open(transitions)
+        await rewind_run(context, transitions, splits.train, archivist.drain)
         sets = held_out_sets(recipe, splits.held_out, splits.sets)
-        evaluator = Evaluator(context, transitions, sets, maintenance.memory)
-        queue = await SamplingQueue.open(context, transitions, splits, maintenance)
+        evaluator = Evaluator(context, transitions, sets, maintenance.memory, archivist.drain)
+        queue = await SamplingQueue.open(context, transitions, splits, maintenance, archivist.room)
         schedule = EvaluationSchedule(context, evaluator)
         await schedule.open(await committed_step(context.redis, context.keys))
         await context.heartbeat.update(state="ready")

@@ -13,12 +13,20 @@ from services.contracts import Lane, nucleus_limit
 from services.settings import LimitsSettings, Recipe
 from services.settings.rewards.files import MOST_BYTES, MOST_BYTES_TOGETHER
 from services.streams.delivery.validation import LARGEST_LETTER
-from services.streams.retention import DEAD_KEPT, EVENTS_KEPT, RELEASED_KEPT, WEIGHT_MESSAGES_KEPT
+from services.streams.retention import (
+    DEAD_KEPT,
+    EVENTS_KEPT,
+    RELEASED_KEPT,
+    UNARCHIVED_KEPT,
+    WEIGHT_MESSAGES_KEPT,
+)
 
 TEXT_BYTES = 8
 """Assumed bytes of text per token, on average over a prompt or response; English has about four."""
 REFERENCE_BYTES = 4096
 """Assumed longest reference of a prompt, as JSON."""
+LEAST_BACKLOG = 16
+"""Groups that may wait for the archive with their payloads, in a run that may have as many in flight."""
 EVALUATION_ENTRIES = 64
 """Entries that each stream of an evaluation may keep because an entry of an earlier evaluation is unacked."""
 NODE = 4096
@@ -63,11 +71,23 @@ def longest_streams(recipe: Recipe, lane: Lane) -> dict[str, int]:
     return {"tasks": groups, "samples": results, "verdicts": results}
 
 
+def archive_backlog(recipe: Recipe) -> int:
+    """How many ended groups may wait for the archive with their payloads, beside limits.max_inflight_groups in flight.
+
+    At least those of a batch, which end together, and a few, because they are archived a few at once.
+    """
+    limits = recipe.limits
+    few = min(LEAST_BACKLOG, limits.max_inflight_groups)
+    return max(limits.groups_per_step, limits.max_inflight_groups // 4, few)
+
+
 def footprint(recipe: Recipe) -> Footprint:
     """The most memory that a run of this recipe uses in Redis.
 
     A batch leaves once its step is archived and committed, while the groups that replace its own are in flight already.
-    The sampler's snapshot of that step stays until the next one.
+    The sampler's snapshot of that step stays until the next one. Groups that have ended keep their payloads until they
+    are in the archive of groups: of training groups, only `archive_backlog` more than may be in flight; of an
+    evaluation, all. Where the archive cannot be written, some wait without payloads.
 
     The streams of groups in flight count twice. Right after the sampler trimmed them they hold the unacked messages, or
     `longest_streams` if that is more: at most the messages of all groups in flight, each of which may be the last in
@@ -87,6 +107,8 @@ def footprint(recipe: Recipe) -> Footprint:
         {
             "groups in flight": limits.max_inflight_groups * (group.hash + group.payloads),
             "trained groups in release": limits.groups_per_step * (group.hash + group.payloads),
+            "groups that wait for the archive": archive_backlog(recipe) * (group.hash + group.payloads + group.batch),
+            "groups that wait for the archive without payloads": UNARCHIVED_KEPT * (group.hash + group.batch),
             "streams of groups in flight": limits.max_inflight_groups * (group.pinned + group.messages),
             "batches": batches * group.batch * limits.groups_per_step,
             "sampler snapshots": (batches + 1) * prompts * POSTERIOR,

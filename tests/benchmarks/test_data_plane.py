@@ -41,7 +41,17 @@ def test_stages_add_up_by_their_time() -> None:
 
 def test_a_rewind_is_measured_in_its_parts(tmp_path: Path) -> None:
     found = rewind.measure(tmp_path, groups=130)
-    assert list(found) == ["start", "reopen", "posteriors", "finish", "recover", "release", "forget", "trim"]
+    assert list(found) == [
+        "start",
+        "reopen",
+        "posteriors",
+        "finish",
+        "recover",
+        "release",
+        "archived",
+        "forget",
+        "trim",
+    ]
     assert all(part.longest_ms * 1000 >= rewind.LOGGED_US for part in found.values())
 
 

@@ -15,7 +15,7 @@ from tests.chaos.story import GroupSize, Story
 RELEASED = ("filtered", "stale", "dead")
 OPEN = ("pending", "kept", "batched", "reopened")
 TOMBSTONES = 512
-"""How many released groups keep their hash (docs/api.md, "Dead letters"); older hashes may be deleted."""
+"""How many released groups keep their hash (docs/reference/api.md, "Dead letters"); older hashes may be deleted."""
 NOTICED_S = 60.0
 """How long the sampler may take to end a dead-lettered group; a killed or stopped sampler is replaced by then."""
 

@@ -69,7 +69,8 @@ def look(server: Any, run: str, step: int, pids: list[int], folder: Path) -> Loo
     files = Counter(
         path.relative_to(folder).parts[0] for path in folder.rglob("*") if path.is_file() and path.parent != folder
     )
-    files.pop("logs", None)
+    for grows in ("logs", "groups"):  # the archive of groups grows with each group, by few files: they are merged
+        files.pop(grows, None)
     used = int(server.info("memory")["used_memory"])
     return Look(step, sum(map(_cpu_s, pids)), sizes, keys, files, used)
 

@@ -254,11 +254,25 @@ PLATFORM = [
         ("tests/services/streams/test_history.py",),
     ),
     Mutation(
-        "streams: a group is released with the last payload of the group before",
-        "services/streams/lua/policy/release_batch.lua",
+        "streams: a group is archived with the last payload of the group before",
+        "services/streams/lua/groups/take_archived.lua",
         "first = last_of_group + 1",
         "first = last_of_group",
         ("tests/services/streams/test_history.py",),
+    ),
+    Mutation(
+        "sampler: the archive's payloads leave Redis before the file is written",
+        "services/sampler/archive/archivist.py",
+        "if chosen and not await self._write(lane, chosen):",
+        "await self._waiting.take(lane, groups)\n            if chosen and not await self._write(lane, chosen):",
+        ("tests/services/sampler/test_archive.py",),
+    ),
+    Mutation(
+        "storage: the first one of two rows of an attempt counts",
+        "services/storage/groups/reader.py",
+        "at_ms >= rows[attempt][0]",
+        "at_ms < rows[attempt][0]",
+        ("tests/services/storage/test_groups.py",),
     ),
     Mutation(
         "loading: a block starts at its first row",

@@ -39,6 +39,7 @@ from services.streams.keys import ACTIVE_RUNS, RunKeys
 from services.streams.state.group_counts import group_counts
 from services.streams.state.group_state import Effect, GroupTransitions, RejectedMessageError, rejection
 from services.streams.state.policy_history import History, LoggedBatch
+from services.streams.unarchived import Unarchived
 
 PROMPT = Prompt(id="p0", messages=({"role": "user", "content": "1 + 1"},), verifier="pattern", reference={})
 STATE = SamplerState(cursor=1, next_group=1)
@@ -292,8 +293,8 @@ class DrivenRun:
         """A new group, from its dispatch to the sampler's decision."""
         *first, last = await self.judged(group, samples)
         for delivery in first:
-            await record_verdict(self.sampler, Lane.TRAIN, delivery.lease, delivery.message, "", samples)
-        await record_verdict(self.sampler, Lane.TRAIN, last.lease, last.message, decision, samples)
+            await record_verdict(self.sampler, Lane.TRAIN, delivery.lease, delivery.message, "")
+        await record_verdict(self.sampler, Lane.TRAIN, last.lease, last.message, decision)
 
     async def batched(self, step: int, *groups: str) -> LoggedBatch:
         """A batch of new groups, as the learner reads it from the log."""
@@ -308,6 +309,17 @@ class DrivenRun:
         version = await self.learner.announce(step, f"w{step}", 1)
         assert await self.learner.commit_step(record_of(logged.batch, version), logged.entry)
         return logged
+
+    @property
+    def unarchived(self) -> Unarchived:
+        """The groups that wait for the archive, as the owner of the sampler's role sees them."""
+        return Unarchived(self.redis, self.keys, "sampler", self.sampler.fence)
+
+    async def archived(self, lane: Lane = Lane.TRAIN) -> list[str]:
+        """Take all groups that wait for the archive off its list, as if they were written; their names."""
+        found = [name for bare in (True, False) for name in await self.unarchived.names(lane, 1000, bare=bare)]
+        assert await self.unarchived.take(lane, await self.unarchived.hashes(found)) == len(found)
+        return found
 
     async def append(self, stream: str, *bodies: bytes | Message) -> list[str]:
         """Add entries to a stream without the platform's checks, and return their ids."""

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from services.sampler.data.opening import open_rows, part_of
 from services.sampler.data.rows import Columns, DataError, Row
 from services.settings.faults import shown
 
@@ -35,7 +36,7 @@ def dataset(path: Path, name: str, split: str | None, columns: Columns) -> Itera
     if not path.is_dir():
         raise DataError(f"{name} is not valid: {EXPECTED}; it is not a folder")
     if (path / "dataset_dict.json").is_file():
-        path = path / _chosen(_json(path / "dataset_dict.json", name).get("splits", []), split, name)
+        path = part_of(path, _chosen(_json(path / "dataset_dict.json", name).get("splits", []), split, name), name)
         split = None  # chosen above; state.json of the part may still have the name of an earlier split
     if (path / "state.json").is_file():
         yield from _saved_rows(path, name, split, columns)
@@ -77,15 +78,18 @@ def _saved_rows(path: Path, name: str, split: str | None, columns: Columns) -> I
     if split is not None and (own := state.get("_split")) != split:
         raise DataError(f"{name}: split {shown(split)} is not valid: expected null, because it has only split {own!r}")
     for entry in state.get("_data_files", []):
-        file = path / str(entry["filename"])
+        file = part_of(path, entry["filename"], name)
         yield from _arrow_rows(file, f"{name} {file.name!r}", columns)
 
 
 def _json(file: Path, name: str) -> dict[str, Any]:
     try:
-        return dict(json.loads(file.read_text()))
-    except (OSError, ValueError, TypeError) as error:
-        raise DataError(f"{name} {file.name!r} cannot be read: {error}") from None
+        with open_rows(file, name) as opened:
+            return dict(json.load(opened))
+    except OSError as error:
+        raise DataError(f"{name} {file.name!r} cannot be read: {error.strerror}") from None
+    except (ValueError, TypeError) as error:
+        raise DataError(f"{name} {file.name!r} cannot be read as a JSON object ({type(error).__name__})") from None
 
 
 def _parquet_rows(file: Path, name: str, columns: Columns) -> Iterator[Row]:
@@ -94,7 +98,7 @@ def _parquet_rows(file: Path, name: str, columns: Columns) -> Iterator[Row]:
 
     try:
         # A small buffer: by default pyarrow loads the columns of a whole row group at once.
-        with ParquetFile(file, pre_buffer=False, buffer_size=BUFFER_BYTES) as table:
+        with open_rows(file, name) as opened, ParquetFile(opened, pre_buffer=False, buffer_size=BUFFER_BYTES) as table:
             chosen = _available(columns, table.schema_arrow.names, name)
             yield from _rows(table.iter_batches(batch_size=BATCH_ROWS, columns=chosen), name)
     except (OSError, ArrowException) as error:
@@ -105,6 +109,7 @@ def _arrow_rows(file: Path, name: str, columns: Columns) -> Iterator[Row]:
     import pyarrow as pa
 
     try:
+        open_rows(file, name).close()  # checked, and then mapped by its name: pyarrow maps no open file
         with pa.memory_map(str(file)) as mapped, pa.ipc.open_stream(mapped) as stream:
             top = _top_level(_available(columns, stream.schema.names, name), stream.schema.names)
             yield from _rows((batch.select(top) for batch in stream), name)

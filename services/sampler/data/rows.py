@@ -14,6 +14,14 @@ from services.settings.faults import shown
 
 UNSENDABLE = "expected JSON values, and text that UTF-8 can encode"
 """What a value that messages cannot carry is not."""
+JSON_KINDS = {
+    list: "a list",
+    str: "a text",
+    int: "a number",
+    float: "a number",
+    bool: "true or false",
+    type(None): "null",
+}
 SHOWN = 80  # characters of a faulty value that an error shows
 
 
@@ -112,5 +120,6 @@ def json_object(name: str, number: int, line: bytes) -> Mapping[str, Any]:
     except ValueError as error:
         raise DataError(f"{name} row {number}: not JSON ({error}); expected one object per line") from None
     if not isinstance(values, dict):
-        raise DataError(f"{name} row {number}: {excerpt(values)} is not valid: expected an object")
+        kind = JSON_KINDS[type(values)]
+        raise DataError(f"{name} row {number}: it is {kind}, which is not valid: expected an object")
     return values

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Callable, Iterator, Mapping
+from io import TextIOWrapper
 from pathlib import Path
 
 from services.sampler.data import columnar
 from services.sampler.data.layouts import LAYOUTS, Item
+from services.sampler.data.opening import open_rows
 from services.sampler.data.row_rewards import RowRewards
 from services.sampler.data.rows import Columns, DataError, Row, json_object
 from services.settings import SourceSettings
@@ -46,7 +48,7 @@ def _reasoning_gym(source: SourceSettings, where: str, wanted: int | None) -> It
 
 def _jsonl(path: Path, name: str, split: str | None, columns: Columns) -> Iterator[Row]:
     try:
-        with path.open("rb") as file:
+        with open_rows(path, name) as file:
             for number, line in enumerate(file, start=1):
                 if line.strip():
                     yield Row(name, number, json_object(name, number, line))
@@ -57,7 +59,7 @@ def _jsonl(path: Path, name: str, split: str | None, columns: Columns) -> Iterat
 def _csv(path: Path, name: str, split: str | None, columns: Columns) -> Iterator[Row]:
     """Rows of a file whose first line has the names; a cell may contain line breaks, so that rows are counted."""
     try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
+        with TextIOWrapper(open_rows(path, name), newline="", encoding="utf-8-sig") as file:
             for number, values in enumerate(csv.DictReader(file, strict=True), start=1):
                 if None in values or None in values.values():
                     raise DataError(f"{name} row {number}: expected as many cells as the first line has names")

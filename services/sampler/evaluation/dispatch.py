@@ -12,7 +12,7 @@ from services.contracts import Lane
 from services.process import Context
 from services.sampler.evaluation.progress import EvaluationProgress
 from services.sampler.groups import Group
-from services.sampler.memory import MemoryWait, RedisMemory, withdrawn_at_once
+from services.sampler.watches.memory import MemoryWait, RedisMemory, withdrawn_at_once
 from services.streams.connection.functions import RedisFullError
 from services.streams.state.group_state import TASKS_AT_ONCE, GroupTransitions
 from services.streams.state.heartbeat import live_processes

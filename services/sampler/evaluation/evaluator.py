@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -26,13 +26,13 @@ from services.contracts import (
 )
 from services.metrics import EVALUATION_PROMPTS, EVALUATION_SCORE, MESSAGES
 from services.process import Context
-from services.sampler.audit import Audit
 from services.sampler.data import RowRewards, load_evaluated
 from services.sampler.evaluation.dispatch import EvaluationDispatch
 from services.sampler.evaluation.progress import EvaluationProgress
 from services.sampler.evaluation.scores import Score, by_name, over_questions, sizes
 from services.sampler.groups import GroupVerdicts, verdicts_by_group
-from services.sampler.memory import RedisMemory
+from services.sampler.watches.audit import Audit
+from services.sampler.watches.memory import RedisMemory
 from services.settings import HELD_OUT, Recipe
 from services.streams.delivery.consumer import Consumer
 from services.streams.keys import EVALUATION_GROUP
@@ -131,12 +131,19 @@ class Evaluator:
     """Runs evaluations. The caller must not run two at a time."""
 
     def __init__(
-        self, context: Context, transitions: GroupTransitions, sets: tuple[HeldOut, ...], memory: RedisMemory
+        self,
+        context: Context,
+        transitions: GroupTransitions,
+        sets: tuple[HeldOut, ...],
+        memory: RedisMemory,
+        archive: Callable[[], Awaitable[object]],
     ) -> None:
+        """`archive` archives the groups that have ended, and is called before each record of an evaluation."""
         self._context = context
         self._memory = memory
         self._transitions = transitions
         self._sets = sets
+        self._archive = archive
         self._audit = Audit(context, Lane.EVALUATION)
         self._dead_after = "0-0"
         recipe = self._recipe = context.record.recipe
@@ -167,6 +174,8 @@ class Evaluator:
             finished = await self._evaluate(name, held_out, beside_training)
             if finished is None:
                 return False
+            # A run may end with a record, and what waits for the archive would leave with it.
+            await self._archive()
             results, dropped = finished.judged.values(), len(finished.dropped)
             await self._publish(summarise(name, held_out, sampling_of(self._recipe), results, dropped))
             await self._transitions.delete_evaluated(list(finished.tasks))
@@ -270,7 +279,6 @@ class Evaluator:
             verdicts.group,
             verdicts.leased,
             verdicts.decision,
-            verdicts.samples,
             result=verdicts.result,
         )
         if verdicts.decision and effects and effects[-1] < 0:
@@ -311,5 +319,5 @@ class Evaluator:
         """Release a group as dead, and report why."""
         del progress.dispatched[name]
         progress.dropped.add(name)
-        await self._transitions.release(Lane.EVALUATION, name, Release.DEAD, progress.samples)
+        await self._transitions.release(Lane.EVALUATION, name, Release.DEAD, progress.samples, reason)
         await self._context.event_log.write("group-dead", f"{name}: {reason}")

@@ -96,7 +96,6 @@ class EvaluationProgress:
     def settle(self, verdicts: GroupVerdicts) -> None:
         """End a prompt if it has all its verdicts, and set that decision."""
         group = self.dispatched[verdicts.group]
-        verdicts.samples = group.task.samples
         if group.judged:
             self.judged[verdicts.group] = result = result_of(group)
             verdicts.decision, verdicts.result = EVALUATED, result.model_dump_json()

@@ -8,12 +8,13 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
-from services.cancellation import cancel_and_wait
 from services.contracts import AFTER, BEFORE, Lane
 from services.process import Context
 from services.sampler.evaluation.evaluator import Evaluator
+from services.waits import cancel_and_wait
 
 STEP = "step-"
+EVERY = "evaluation.every"
 
 
 def due_steps(every: int, total: int, known: int, step: int) -> list[int]:
@@ -33,12 +34,16 @@ class EvaluationSchedule:
     def __init__(self, context: Context, evaluator: Evaluator) -> None:
         self._context = context
         self._evaluator = evaluator
-        self._every = context.record.recipe.evaluation.every
         self._total = context.record.recipe.limits.rollout_steps
         self._known = 0
         self._first: deque[str] = deque()
         self._waiting: str | None = None
         self._running: asyncio.Task[bool] | None = None
+
+    @property
+    def _every(self) -> int:
+        """As it was edited last."""
+        return self._context.record.recipe.evaluation.every
 
     async def open(self, step: int) -> None:
         """Start at rollout step `step`, or continue after an earlier sampler of this run.
@@ -51,7 +56,7 @@ class EvaluationSchedule:
         # The evaluator returns at once from an evaluation that has all its records.
         self._first = deque(name for name in sorted({BEFORE, *started}) if name != AFTER)
         self._known = step
-        missed = due_steps(self._every, self._total, 0, step)
+        missed = due_steps(self._every, self._total, self._context.record.edited_after(EVERY), step)
         newest = f"{STEP}{missed[-1]}" if missed else BEFORE
         missing = {(name, newest) for name in self._context.record.recipe.evaluated_sets} - recorded
         if missing and newest not in self._first:

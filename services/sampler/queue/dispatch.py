@@ -91,7 +91,7 @@ class Dispatcher:
         groups, for lack of memory. Raises PromptsExhaustedError when every prompt was dropped, RedisFullError when
         Redis rejects the write for lack of memory.
         """
-        limits = self._recipe.limits
+        limits = self._context.record.recipe.limits  # as edited last
         slot_limits = SlotLimits(
             groups_per_step=limits.groups_per_step,
             max_staleness=limits.max_staleness,

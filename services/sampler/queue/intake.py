@@ -108,7 +108,6 @@ class VerdictIntake:
 
     def _settle(self, verdicts: GroupVerdicts, group: Group) -> None:
         """Set the decision on a group, '' while verdicts are missing, and apply it to the table."""
-        verdicts.samples = group.task.samples
         verdicts.decision, verdicts.rest = self._decide(group)
         verdicts.posterior = self._update_pass_rate(group, verdicts.decision)
         if verdicts.decision:
@@ -122,7 +121,6 @@ class VerdictIntake:
             verdicts.group,
             verdicts.leased,
             verdicts.decision,
-            verdicts.samples,
             rest=verdicts.rest,
             posterior=verdicts.posterior,
         )

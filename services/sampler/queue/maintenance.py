@@ -22,8 +22,8 @@ from services.metrics import (
     STREAM_PENDING,
 )
 from services.process import Context
-from services.sampler.memory import RedisMemory
 from services.sampler.queue.starvation import Level
+from services.sampler.watches.memory import RedisMemory
 from services.streams.delivery.consumer import trim
 from services.streams.delivery.leases import restart_leases
 from services.streams.keys import STREAM_READERS

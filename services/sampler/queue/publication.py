@@ -15,6 +15,8 @@ from services.sampler.queue.starvation import Level
 from services.sampler.queue.state import QueueState
 from services.streams.state.group_counts import group_counts, response_tokens
 
+LOST_VERSION = "a policy version that wrote it has no rollout step: Redis lost it"
+
 
 class BatchPublisher:
     """Publishes the batches of the training lane."""
@@ -28,7 +30,7 @@ class BatchPublisher:
 
         `partial`: any kept group is enough, as at the starvation level PARTIAL.
         """
-        state, limits = self._state, self._recipe.limits
+        state, limits = self._state, self._state.recipe.limits  # as edited last
         while state.next_step <= state.last_step:
             # Without a version of this history no staleness is known: the learner has to announce one first.
             if state.next_step - 1 - policy.step > limits.max_staleness or not policy.version_steps:
@@ -49,7 +51,7 @@ class BatchPublisher:
         """
         kept = self._state.table.kept
         lost = [name for name in names if not kept[name].versions <= version_steps.keys()]
-        await asyncio.gather(*(self._state.release(name, Release.STALE) for name in lost))
+        await asyncio.gather(*(self._state.release(name, Release.STALE, LOST_VERSION) for name in lost))
         return bool(lost)
 
     async def _publish(self, policy: CommittedPolicy, names: list[str]) -> None:
@@ -89,10 +91,11 @@ class BatchPublisher:
 
     async def _release_stale(self, version_steps: Mapping[int, int]) -> None:
         """Release the kept groups that would exceed the staleness limit in the next step's batch."""
-        bound, consuming = self._recipe.limits.max_staleness, self._state.next_step - 1
+        bound, consuming = self._state.recipe.limits.max_staleness, self._state.next_step - 1
 
         def too_stale(version: int) -> bool:
             return version not in version_steps or staleness(consuming, version_steps[version]) > bound
 
         stale = self._state.table.kept_where(too_stale)
-        await asyncio.gather(*(self._state.release(name, Release.STALE) for name in stale))
+        reason = f"staler than limits.max_staleness = {bound} in the batch of rollout step {consuming + 1}"
+        await asyncio.gather(*(self._state.release(name, Release.STALE, reason) for name in stale))

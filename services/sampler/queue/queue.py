@@ -5,7 +5,7 @@ Must not hold a rule of its own. What each part of the loop waits for, and what 
     free slot --> dispatch --task--> rollout --sample--> verifier --verdict--> decision (all verdicts of a group)
      ^  ^  ^       ^    ^               ^                                       |   |   |
      |  |  |       |    |               +------ rest of a screened group -------+   |   |
-     |  |  |       |    +-- Redis below 85 % of maxmemory (memory, relief)          |   |
+     |  |  |       |    +-- Redis below 85 % of maxmemory (memory, relief); archive    |   |
      |  |  |       +-- not paused; starved (level 4) or unjudged: until resumed     |   |
      |  |  +-- released <-- filtered <----------------------------------------------+   |
      |  +-- released <-- dead letter or orphaned (in flight), too stale (kept)          v
@@ -17,6 +17,7 @@ Must not hold a rule of its own. What each part of the loop waits for, and what 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 from services.contracts import CommittedPolicy
 from services.metrics import UNKNOWN_SHARE
@@ -41,10 +42,13 @@ from services.streams.state.runs import is_paused
 class SamplingQueue:
     """The training lane: dispatch with refill until the run's steps are done."""
 
-    def __init__(self, state: QueueState, maintenance: Maintenance) -> None:
+    def __init__(
+        self, state: QueueState, maintenance: Maintenance, archive_room: Callable[[int], Awaitable[int]]
+    ) -> None:
         self._state = state
         self._context = state.context
         self._maintenance = maintenance
+        self._archive_room = archive_room
         self._intake = VerdictIntake(state)
         self._publisher = BatchPublisher(state)
         self._relief = MemoryRelief(state, maintenance.memory, self._publisher)
@@ -54,12 +58,20 @@ class SamplingQueue:
 
     @classmethod
     async def open(
-        cls, context: Context, transitions: GroupTransitions, splits: Splits, maintenance: Maintenance
+        cls,
+        context: Context,
+        transitions: GroupTransitions,
+        splits: Splits,
+        maintenance: Maintenance,
+        archive_room: Callable[[int], Awaitable[int]],
     ) -> SamplingQueue:
-        """Continue where an earlier sampler of this run stopped, or start."""
+        """Continue where an earlier sampler of this run stopped, or start.
+
+        `archive_room`: how many groups may be dispatched beside those in flight, so that the archive keeps up.
+        """
         state = await QueueState.load(context, transitions, splits.train)
         maintenance.report_level(state.starvation.level)
-        queue = cls(state, maintenance)
+        queue = cls(state, maintenance, archive_room)
         await queue._intake.open()
         return queue
 
@@ -72,6 +84,7 @@ class SamplingQueue:
         """Sample until the last step is trained, and start the evaluations that are due. Raises what a part raises."""
         try:
             while not self._context.stopping.is_set():
+                await self._context.refresh()
                 policy = await read_policy(self._context.redis, self._context.keys) or CommittedPolicy(
                     version=0, step=0
                 )
@@ -127,6 +140,8 @@ class SamplingQueue:
         room = await self._relief.room(policy)
         if room == 0:
             return
+        archive_room = await self._archive_room(state.table.in_flight)
+        room = archive_room if room is None else min(room, archive_room)
         try:
             await state.dispatcher.dispatch(
                 state.last_step - policy.step, state.survival.value, policy.step, state.starvation.level, room

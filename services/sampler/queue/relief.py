@@ -9,9 +9,9 @@ import asyncio
 from itertools import islice
 
 from services.contracts import CommittedPolicy, Release
-from services.sampler.memory import MemoryWait, RedisMemory, withdrawn_at_once
 from services.sampler.queue.publication import BatchPublisher
 from services.sampler.queue.state import QueueState
+from services.sampler.watches.memory import MemoryWait, RedisMemory, withdrawn_at_once
 from services.streams.state.stats import HIGH_WATER
 from services.waits import REDIS_MEMORY
 
@@ -94,7 +94,7 @@ class MemoryRelief:
 
     async def _release(self, names: list[str], why: str) -> None:
         if names:
-            await asyncio.gather(*(self._state.release(name, Release.DEAD) for name in names))
+            await asyncio.gather(*(self._state.release(name, Release.DEAD, why) for name in names))
             text = f"{len(names)} groups, {names[0]} first: {why}; their prompts may be drawn again"
             await self._state.context.event_log.write("groups-withdrawn", text)
 

@@ -116,8 +116,8 @@ class QueueState:
         self.unknown_share.clear()
         self.unjudged.clear()
 
-    async def release(self, name: str, release: Release) -> None:
-        """End a group without training it."""
+    async def release(self, name: str, release: Release, reason: str) -> None:
+        """End a group without training it, for a reason."""
         self.window.released(release)
-        await self.transitions.release(Lane.TRAIN, name, release, self.recipe.algorithm.group_size)
+        await self.transitions.release(Lane.TRAIN, name, release, self.recipe.algorithm.group_size, reason)
         self.table.remove(name)

@@ -103,6 +103,22 @@ def unpack(key: str, fields: dict[bytes, bytes]) -> SamplePayload:
         raise PayloadMissingError(f"{_damage(key)}{error!r}") from error
 
 
+def unpack_without_nuclei(key: str, fields: dict[bytes, bytes]) -> SamplePayload:
+    """A payload of which only the fields WHOLE and `text_crc` were read. Raises PayloadMissingError.
+
+    Its checksum covers the nuclei too, so that only the text and the lengths of the arrays can be checked.
+    """
+    known = {name: fields[name.encode()] for name in WHOLE if name.encode() in fields}
+    text = fields.get(b"text", b"")
+    if len(known) < len(WHOLE) or fields.get(b"text_crc") != str(_crc(text)).encode():
+        raise PayloadMissingError(f"{_damage(key)}no valid text")
+    crc = str(_crc(*(known[name] for name in WHOLE))).encode()
+    payload = unpack(key, {**{name.encode(): value for name, value in known.items()}, b"crc": crc})
+    if payload.response_ids.shape != payload.behaviour_logprobs.shape:
+        raise PayloadMissingError(f"{_damage(key)}its arrays have different lengths")
+    return payload
+
+
 def _damage(key: str) -> str:
     return f"payload {key} is missing or damaged: "
 

@@ -46,10 +46,6 @@ MORE, EVALUATED = "more", "evaluated"
 evaluation."""
 
 
-ENDS = frozenset({EVALUATED, *Release})
-"""The decisions that end a group."""
-
-
 M = TypeVar("M", Sample, Verdict)
 
 
@@ -143,7 +139,6 @@ class GroupTransitions(RoleOwner):
         group: str,
         verdicts: Sequence[tuple[Lease, Verdict]],
         decision: str,
-        samples: int,
         *,
         rest: Task | None = None,
         posterior: tuple[str, str] = ("", ""),
@@ -166,10 +161,9 @@ class GroupTransitions(RoleOwner):
             verdicts_key=streams.verdicts,
             counters_key=streams.counters,
             pending_key=streams.pending,
-            released_key=streams.released,
+            unarchived_key=streams.unarchived,
             tasks_key=streams.tasks,
             posteriors_key=self._keys.posteriors,
-            payload_keys=self._payloads(group, samples) if decision in ENDS else [],
             fence=self.fence.token,
             consumer_group=verdicts[0][0].consumer_group if verdicts else "",
             group=group,
@@ -177,7 +171,6 @@ class GroupTransitions(RoleOwner):
             rest_task=rest.model_dump_json() if rest else "",
             prompt=prompt,
             posterior=value,
-            evaluated_ttl_s=EVALUATED_TTL_S,
             result=result,
             verdict_entry_list=[lease.entry for lease, _ in verdicts],
             index_list=[verdict.index for _, verdict in verdicts],
@@ -185,18 +178,22 @@ class GroupTransitions(RoleOwner):
             token_count_list=[verdict.facts.response_tokens for _, verdict in verdicts],
         )
 
-    async def release(self, lane: Lane, group: str, release: Release, samples: int) -> bool:
-        """End a pending or kept group without training it. False if it had ended or was batched."""
+    async def release(self, lane: Lane, group: str, release: Release, samples: int, reason: str = "") -> bool:
+        """End a pending or kept group without training it, for a reason. False if it had ended or was batched.
+
+        `samples`: how many it may have, if Redis lost its hash.
+        """
         streams = self._keys.lane(lane)
         released = await self._call(
             "release",
             group_key=self._keys.group(group),
             counters_key=streams.counters,
             pending_key=streams.pending,
-            released_key=streams.released,
-            payload_keys=self._payloads(group, samples),
+            unarchived_key=streams.unarchived,
             group=group,
             release=release.value,
+            samples=samples,
+            reason=reason,
         )
         return bool(released)
 
@@ -280,9 +277,10 @@ class GroupTransitions(RoleOwner):
         await self._call("append_fenced", stream_key=self._keys.evaluations, message=message, kept=0)
 
     async def delete_evaluated(self, groups: list[str]) -> None:
-        """Delete the groups of an evaluation whose record was written."""
+        """Delete the groups of an evaluation whose record was written, those that wait for the archive later."""
         for start in range(0, len(groups), 100):
-            await self._redis.unlink(*(self._keys.group(group) for group in groups[start : start + 100]))
+            group_keys = [self._keys.group(group) for group in groups[start : start + 100]]
+            await self._call("delete_evaluated", group_keys=group_keys)
 
     def _payloads(self, group: str, samples: int) -> list[str]:
         return [self._keys.payload(group, index) for index in range(samples)]

@@ -6,6 +6,14 @@ Must not start a service.
 import pytest
 
 
+@pytest.fixture(autouse=True)
+def runs(tmp_path_factory, monkeypatch):
+    """The folder of runs, in which samplers archive groups; not the test's own, which may hold its data."""
+    folder = tmp_path_factory.mktemp("runs")
+    monkeypatch.setenv("PENSTOCK_RUNS", str(folder))
+    return folder
+
+
 @pytest.fixture
 def quick(monkeypatch):
     """Memory is measured more often, so that what follows after some looks comes sooner."""

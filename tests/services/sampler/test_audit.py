@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 
 from services.contracts import Lane
-from services.sampler.audit import Audit, Differences
 from services.sampler.groups import Group
+from services.sampler.watches.audit import Audit, Differences
 from services.streams.keys import RunKeys
 from tests.services.driven import BODY, DrivenRun, publish_sample, publish_verdict, sample_of, task_of, verdict_on
 
@@ -68,12 +68,12 @@ async def test_a_group_in_another_state_is_reported(run, audit):
 
 
 async def test_a_look_costs_the_same_whatever_the_backlog(run, audit, monkeypatch):
-    monkeypatch.setattr("services.sampler.audit.GROUPS_PER_LOOK", 10)
+    monkeypatch.setattr("services.sampler.watches.audit.GROUPS_PER_LOOK", 10)
     groups = {f"g{number:03d}": Group(task_of(f"g{number:03d}")) for number in range(25)}
     await run.sampler.dispatch(Lane.TRAIN, [group.task for group in groups.values()], None)
     seen = []
     monkeypatch.setattr(
-        "services.sampler.audit.read_fields",
+        "services.sampler.watches.audit.read_fields",
         lambda redis, keys, names, fields: seen.append(names) or _pending(names),
     )
     await looks(audit, groups, times=3)

@@ -6,11 +6,9 @@ import time
 import pytest
 from prometheus_client import REGISTRY
 
-from services.cancellation import cancel_and_wait
 from services.contracts import Cause, EvaluationRecord, Lane, Outcome, PassAt, ProcessInfo, Prompt, PromptResult, Task
-from services.sampler.evaluation.evaluator import Evaluator, HeldOut, held_out_sets, sampling_of, summarise
+from services.sampler.evaluation.evaluator import HeldOut, held_out_sets, sampling_of, summarise
 from services.sampler.evaluation.progress import result_of
-from services.sampler.memory import RedisMemory
 from services.sampler.service import SamplerService
 from services.settings import parse_recipe
 from services.streams.delivery.consumer import Consumer
@@ -20,8 +18,10 @@ from services.streams.state.group_counts import group_counts
 from services.streams.state.group_state import GroupTransitions
 from services.streams.state.heartbeat import Heartbeat
 from services.streams.state.rewind import Rewind
+from services.waits import cancel_and_wait
 from tests.harness.hand_fleet import HandFleet, running, until
 from tests.harness.small_run import recipe_document, service_context
+from tests.services.sampler.archiving import evaluate
 from tests.services.sampler.judged import answered_group
 from verifier.service import VerifierService
 
@@ -116,18 +116,14 @@ async def test_an_evaluation_beside_training_takes_half_the_slots(redis, run_id)
         Heartbeat(redis, ready(run_id, "verifier")),
     ):
         keys = RunKeys(run_id)
-        evaluator = Evaluator(
-            context,
-            await GroupTransitions.fenced(redis, keys, "sampler"),
-            (HeldOut("x", PROMPTS, 2),),
-            RedisMemory(context),
-        )
+        transitions = await GroupTransitions.fenced(redis, keys, "sampler")
+        sets = (HeldOut("x", PROMPTS, 2),)
         tasks = keys.lane(Lane.EVALUATION).tasks
-        async with running(evaluator.run("step-1", beside_training=True)) as evaluating:
+        async with running(evaluate(context, transitions, sets, name="step-1", beside_training=True)) as evaluating:
             await until(lambda: some(redis, tasks), evaluating, "the first tasks")
             await asyncio.sleep(0.7)
             assert await redis.xlen(tasks) == 2  # half of 8 sequences, two per group
-        async with running(evaluator.run("step-1")) as evaluating:
+        async with running(evaluate(context, transitions, sets, name="step-1")) as evaluating:
 
             async def all_dispatched():
                 return await redis.xlen(tasks) == 6
@@ -143,14 +139,10 @@ async def test_a_paused_run_dispatches_no_evaluation_tasks(redis, run_id):
     ):
         keys = RunKeys(run_id)
         await redis.hset(keys.record, "pause_requested", "1")
-        evaluator = Evaluator(
-            context,
-            await GroupTransitions.fenced(redis, keys, "sampler"),
-            (HeldOut("x", PROMPTS, 2),),
-            RedisMemory(context),
-        )
+        transitions = await GroupTransitions.fenced(redis, keys, "sampler")
+        sets = (HeldOut("x", PROMPTS, 2),)
         tasks = keys.lane(Lane.EVALUATION).tasks
-        async with running(evaluator.run("step-1")) as evaluating:
+        async with running(evaluate(context, transitions, sets, name="step-1")) as evaluating:
             await asyncio.sleep(1.2)
             assert await redis.xlen(tasks) == 0
             assert context.waits.current(time.time()) == (), "a pause is not a stall"
@@ -175,7 +167,7 @@ async def test_an_evaluation_resumes_and_drops_a_dead_lettered_prompt(redis, run
         consumer = Consumer(redis, keys, keys.lane(Lane.EVALUATION).tasks, "rollout", "hand", Task, 5.0, 3)
         await consumer.open()
         fleet = HandFleet(redis, keys, skill=1.0)
-        async with running(Evaluator(context, transitions, sets, RedisMemory(context)).run("before")) as first:
+        async with running(evaluate(context, transitions, sets)) as first:
             await until(lambda: some(redis, keys.lane(Lane.EVALUATION).tasks, 2), first, "two tasks")
             answered, too_long = await consumer.read(2, 5)
             await fleet.answer(Lane.EVALUATION, answered)
@@ -186,9 +178,9 @@ async def test_an_evaluation_resumes_and_drops_a_dead_lettered_prompt(redis, run
 
             await until(both_ended, first, "the end of two groups")
         async with running(fleet.run()) as generating:
-            second = Evaluator(context, transitions, sets, RedisMemory(context)).run("before")
+            second = evaluate(context, transitions, sets)
             assert await asyncio.wait_for(second, 150)
-            again = Evaluator(context, transitions, sets, RedisMemory(context)).run("before")
+            again = evaluate(context, transitions, sets)
             assert await asyncio.wait_for(again, 60)
             assert not [service for service in (*generating, *verifying) if service.done()]
         x, y = await context.event_log.evaluations()
@@ -205,16 +197,14 @@ async def test_an_evaluation_resumes_and_drops_a_dead_lettered_prompt(redis, run
 
 async def test_an_evaluation_follows_a_redis_that_lost_writes(redis, run_id, monkeypatch):
     """A failover loses the dispatch of one prompt and the task of another: the first is asked again, one is dropped."""
-    monkeypatch.setattr("services.sampler.audit.EVERY_S", 0.2)
+    monkeypatch.setattr("services.sampler.watches.audit.EVERY_S", 0.2)
     keys = RunKeys(run_id)
     lane = keys.lane(Lane.EVALUATION)
     async with service_context(redis, run_id, recipe_document("/none"), "sampler") as context:
         transitions = await GroupTransitions.fenced(redis, keys, "sampler")
         consumer = Consumer(redis, keys, lane.tasks, "rollout", "hand", Task, 5.0, 3)
         await consumer.open()
-        async with running(
-            Evaluator(context, transitions, (HeldOut("x", PROMPTS[:2], 1),), RedisMemory(context)).run("before")
-        ) as evaluating:
+        async with running(evaluate(context, transitions, (HeldOut("x", PROMPTS[:2], 1),))) as evaluating:
             await until(lambda: some(redis, lane.tasks, 2), evaluating, "two tasks")
             first, second = [delivery.message.group for delivery in await consumer.read(2, 5)]
             async with redis.pipeline(transaction=True) as pipe:
@@ -255,7 +245,7 @@ async def test_an_evaluation_decides_again_what_redis_lost(redis, run_id, restar
         fleet = HandFleet(redis, keys, skill=1.0)
 
         def evaluation():
-            return Evaluator(context, transitions, (HeldOut("x", PROMPTS[:2], 1),), RedisMemory(context)).run("before")
+            return evaluate(context, transitions, (HeldOut("x", PROMPTS[:2], 1),))
 
         async def one_ended():
             return await redis.scard(lane.pending) == 1
@@ -302,9 +292,7 @@ async def test_an_evaluation_drops_again_what_redis_lost(redis, run_id, lost):
         consumer = Consumer(redis, keys, lane.tasks, "rollout", "hand", Task, 5.0, 3)
         await consumer.open()
         fleet = HandFleet(redis, keys, skill=1.0)
-        async with running(
-            Evaluator(context, transitions, (HeldOut("x", PROMPTS[:2], 1),), RedisMemory(context)).run("before")
-        ) as evaluating:
+        async with running(evaluate(context, transitions, (HeldOut("x", PROMPTS[:2], 1),))) as evaluating:
             await until(lambda: some(redis, lane.tasks, 2), evaluating, "two tasks")
             too_long, later = await consumer.read(2, 5)
             await consumer.dead_letter(too_long, "303 tokens", Cause.TOO_LONG)
@@ -356,9 +344,9 @@ async def test_letters_from_before_a_rewind_drop_no_prompt(redis, run_id):
         transitions = await GroupTransitions.fenced(redis, keys, "sampler")
         rewind = Rewind(redis, keys, "sampler", transitions.fence, 1)
         assert await rewind.start()
-        evaluator = Evaluator(context, transitions, (HeldOut("x", PROMPTS[:2], 1),), RedisMemory(context))
+        evaluation = evaluate(context, transitions, (HeldOut("x", PROMPTS[:2], 1),))
         async with running(VerifierService().run(verifier), fleet.run()):
-            assert await asyncio.wait_for(evaluator.run("before"), 90)
+            assert await asyncio.wait_for(evaluation, 90)
         [record] = await context.event_log.evaluations()
     assert (record.prompts, record.dropped) == (2, 0)
 
@@ -366,13 +354,9 @@ async def test_letters_from_before_a_rewind_drop_no_prompt(redis, run_id):
 async def test_an_evaluation_without_verdicts_is_a_named_wait(redis, run_id):
     document = recipe_document("/none", limits={"stall_timeout_s": 2.0})
     async with service_context(redis, run_id, document, "sampler") as context:
-        evaluator = Evaluator(
-            context,
-            await GroupTransitions.fenced(redis, RunKeys(run_id), "sampler"),
-            (HeldOut("x", PROMPTS, 1),),
-            RedisMemory(context),
-        )
-        async with running(evaluator.run("step-1")) as evaluating:
+        transitions = await GroupTransitions.fenced(redis, RunKeys(run_id), "sampler")
+        sets = (HeldOut("x", PROMPTS, 1),)
+        async with running(evaluate(context, transitions, sets, name="step-1")) as evaluating:
 
             async def stalled():
                 return [wait for wait in context.waits.current(time.time()) if wait.stalled(time.time())]

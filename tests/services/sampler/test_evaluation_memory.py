@@ -5,12 +5,11 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from services.cancellation import cancel_and_wait
 from services.contracts import Cause, Lane, Outcome, Task
-from services.sampler.evaluation.evaluator import Evaluator, HeldOut
+from services.sampler.evaluation.evaluator import HeldOut
 from services.sampler.evaluation.progress import EvaluationProgress, result_of
-from services.sampler.memory import RedisMemory
 from services.sampler.service import SamplerService
+from services.sampler.watches.memory import RedisMemory
 from services.streams.delivery.consumer import Consumer
 from services.streams.delivery.validation import Source, make_letter
 from services.streams.keys import RunKeys
@@ -18,9 +17,10 @@ from services.streams.memory_bound import evaluated_prompt
 from services.streams.state.group_counts import group_counts
 from services.streams.state.group_state import GroupTransitions
 from services.streams.state.stats import HIGH_WATER
-from services.waits import REDIS_MEMORY
+from services.waits import REDIS_MEMORY, cancel_and_wait
 from tests.harness.hand_fleet import HandFleet, evaluated, running, until
 from tests.harness.small_run import recipe_document, service_context
+from tests.services.sampler.archiving import evaluate
 from tests.services.sampler.judged import answered_group
 from tests.services.sampler.test_evaluation import PROMPTS
 from tests.services.sampler.test_memory import PatientFleet, events_of
@@ -78,7 +78,7 @@ async def test_a_judged_prompt_keeps_only_its_result(redis, run_id):
         await consumer.open()
 
         def evaluation():
-            return Evaluator(context, transitions, (HeldOut("x", PROMPTS[:2], 2),), RedisMemory(context)).run("before")
+            return evaluate(context, transitions, (HeldOut("x", PROMPTS[:2], 2),))
 
         async with running(evaluation()) as evaluating:
 
@@ -90,11 +90,11 @@ async def test_a_judged_prompt_keeps_only_its_result(redis, run_id):
             await fleet.answer(Lane.EVALUATION, first)
 
             async def judged():
-                return await redis.hget(keys.group(name), "state") == b"evaluated"
+                return await redis.hmget(keys.group(name), "state", "archive") == [b"evaluated", b"done"]
 
             await until(judged, [*evaluating, *verifying], "the end of the first prompt")
         kept = await redis.hgetall(keys.group(name))
-        assert set(kept) == {b"state", b"samples", b"result"}
+        assert set(kept) == {b"state", b"samples", b"result", b"archive"}
         assert sum(map(len, kept.values())) < 400
         # The same task again has no effect, and the next sampler knows the result.
         await fleet.answer(Lane.EVALUATION, first)
@@ -119,7 +119,7 @@ async def test_the_next_sampler_dispatches_withdrawn_prompts(crowded, run_id):
         transitions = await GroupTransitions.fenced(redis, keys, "sampler")
 
         def evaluation():
-            return Evaluator(context, transitions, (HeldOut("x", PROMPTS, 2),), memory).run("before")
+            return evaluate(context, transitions, (HeldOut("x", PROMPTS, 2),), memory)
 
         async def states():
             return [await redis.hget(keys.group(f"e.x.before.{number:06d}"), "state") for number in range(len(PROMPTS))]

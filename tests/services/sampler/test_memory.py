@@ -7,11 +7,10 @@ from contextlib import suppress
 import numpy as np
 import pytest
 
-from services.cancellation import cancellation_requested
 from services.contracts import Lane, Task, VersionSpan
-from services.sampler.evaluation.evaluator import Evaluator, HeldOut
-from services.sampler.memory import RedisMemory
+from services.sampler.evaluation.evaluator import HeldOut
 from services.sampler.service import SamplerService
+from services.sampler.watches.memory import RedisMemory
 from services.streams.connection.functions import RedisFullError
 from services.streams.delivery.consumer import Consumer
 from services.streams.delivery.leases import LeaseLostError
@@ -21,9 +20,10 @@ from services.streams.memory_bound import evaluated_prompt, footprint
 from services.streams.state.group_counts import group_counts
 from services.streams.state.group_state import GroupTransitions
 from services.streams.state.stats import HIGH_WATER
-from services.waits import REDIS_MEMORY
+from services.waits import REDIS_MEMORY, cancellation_requested
 from tests.harness.hand_fleet import HandFleet, HandLearner, evaluated, running, until
 from tests.harness.small_run import recipe_document, service_context
+from tests.services.sampler.archiving import evaluate
 from tests.services.sampler.test_evaluation import PROMPTS
 from verifier.service import VerifierService
 
@@ -254,8 +254,7 @@ async def test_evaluations_obey_the_high_water_mark(crowded, run_id):
         transitions = await GroupTransitions.fenced(redis, keys, "sampler")
         await fill(0.9)
         await memory.look()
-        evaluator = Evaluator(context, transitions, (HeldOut("x", PROMPTS, 2),), memory)
-        async with running(evaluator.run("before")) as evaluating:
+        async with running(evaluate(context, transitions, (HeldOut("x", PROMPTS, 2),), memory)) as evaluating:
 
             async def waiting():
                 return any(wait.name == "evaluation-memory" for wait in context.waits.current(time.time()))
@@ -298,9 +297,7 @@ async def test_an_evaluation_dispatches_only_what_fits(crowded, run_id):
         room = 2.5 * evaluated_prompt(context.record.recipe, samples)
         await redis.config_set("maxmemory", int((used + room) / HIGH_WATER))
         await memory.look()
-        async with running(
-            Evaluator(context, transitions, (HeldOut("x", PROMPTS, samples),), memory).run("before")
-        ) as evaluating:
+        async with running(evaluate(context, transitions, (HeldOut("x", PROMPTS, samples),), memory)) as evaluating:
 
             async def dispatched(count):
                 return await redis.xlen(tasks) == count

@@ -230,7 +230,7 @@ async def test_screening_completes_only_mixed_groups(redis, run_id):
 
 
 async def test_an_orphaned_group_is_released_as_dead(redis, run_id, monkeypatch):
-    monkeypatch.setattr("services.sampler.audit.EVERY_S", 0.5)
+    monkeypatch.setattr("services.sampler.watches.audit.EVERY_S", 0.5)
     document = recipe_document("/none", limits={"rollout_steps": 1}, evaluation={"samples": 1})
     keys = RunKeys(run_id)
     fleet = HandFleet(redis, keys)

@@ -380,7 +380,7 @@ ANSWER = {"layout": "fields"}
     ("bad", "source", "message"),
     [
         ("{", {}, "row 2: not JSON"),
-        ("[1]", {}, r"row 2: \[1\] is not valid: expected an object"),
+        ("[1]", {}, "row 2: it is a list, which is not valid: expected an object"),
         ({"question": "b"}, {}, "row 2: field 'verifier': missing; the row has 'question'"),
         (GOOD | {"question": " "}, {}, "row 2: field 'question': ' ' is not valid"),
         (GOOD | {"question": 3}, {}, "row 2: field 'question': 3 is not valid"),

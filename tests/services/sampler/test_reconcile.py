@@ -83,7 +83,7 @@ async def forget_publication(redis, keys, step, entry, batch):
 @pytest.mark.parametrize("lost", [1, 2])
 async def test_a_publication_that_redis_lost_is_repeated(redis, run_id, monkeypatch, lost):
     """The groups of the last, or of both batches are kept in Redis; the sampler has them in batches."""
-    monkeypatch.setattr("services.sampler.audit.EVERY_S", 0.2)
+    monkeypatch.setattr("services.sampler.watches.audit.EVERY_S", 0.2)
     document = recipe_document("/none", limits={"max_staleness": 1, "rollout_steps": 3}, evaluation={"samples": 1})
     keys = RunKeys(run_id)
     fleet = HandFleet(redis, keys)
@@ -153,7 +153,7 @@ async def test_groups_of_a_version_that_redis_lost_are_stale(redis, run_id):
 
 async def test_groups_follow_a_redis_that_lost_writes(redis, run_id, monkeypatch):
     """A failover loses the last second: a group that was dispatched, one that was not known, messages of a third."""
-    monkeypatch.setattr("services.sampler.audit.EVERY_S", 0.2)
+    monkeypatch.setattr("services.sampler.watches.audit.EVERY_S", 0.2)
     document = recipe_document("/none", limits={"rollout_steps": 1}, evaluation={"samples": 1})
     keys = RunKeys(run_id)
     lane = keys.lane(Lane.TRAIN)
@@ -242,7 +242,7 @@ class WaitingFleet(HandFleet):
 @pytest.mark.parametrize("restarted", [False, True])
 async def test_a_decision_that_redis_lost_is_made_again(redis, run_id, monkeypatch, restarted):
     """A failover loses the decision on a kept group, but none of its verdicts; the sampler dies of it, or lives on."""
-    monkeypatch.setattr("services.sampler.audit.EVERY_S", 0.2)
+    monkeypatch.setattr("services.sampler.watches.audit.EVERY_S", 0.2)
     sampling = {"dynamic_sampling": {"enabled": False}}
     document = recipe_document("/none", limits={"rollout_steps": 1}, evaluation={"samples": 1}, algorithm=sampling)
     keys = RunKeys(run_id)

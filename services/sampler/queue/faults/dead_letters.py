@@ -35,4 +35,4 @@ class DeadLetterWatch:
             elif prompt not in self._reported:  # it may have been drawn twice before its first letter
                 await event_log.write(f"prompt-{letter.cause.value}", f"never drawn again: {letter.reason}")
                 self._reported.add(prompt)
-            await state.release(letter.group, Release.DEAD)
+            await state.release(letter.group, Release.DEAD, letter.reason)

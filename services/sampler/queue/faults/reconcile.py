@@ -8,10 +8,10 @@ from __future__ import annotations
 import logging
 
 from services.contracts import Batch, CommittedPolicy, Lane, Release
-from services.sampler.audit import Audit
 from services.sampler.groups import recall
 from services.sampler.queue.state import QueueState
 from services.sampler.queue.waits import VERSION
+from services.sampler.watches.audit import Audit
 from services.streams.state.events import read_all
 from services.streams.state.group_state import BATCHED, KEPT, PENDING, read_fields
 from services.streams.state.heartbeat import live_processes
@@ -19,6 +19,7 @@ from services.streams.state.heartbeat import live_processes
 log = logging.getLogger(__name__)
 
 PENDING_PER_LOOK = 512
+ORPHANED, LOST = "its messages are gone from all streams", "Redis lost it"
 
 
 class Reconciler:
@@ -37,8 +38,8 @@ class Reconciler:
         table = self._state.table
         found = await self._audit.look(table.generating, table.kept)
         for name in found.orphaned:
-            await self._report("group-orphaned", f"{name}: its messages are gone from all streams")
-            await self._state.release(name, Release.DEAD)
+            await self._report("group-orphaned", f"{name}: {ORPHANED}")
+            await self._state.release(name, Release.DEAD, ORPHANED)
         for name in found.changed:
             table.remove(name)
         await self._adopt(found.changed + table.unknown(await self._some_pending()), trained)
@@ -74,8 +75,8 @@ class Reconciler:
         if restored := [name for name in names if name not in gone]:
             await self._report("group-restored", f"{len(restored)} groups as Redis has them, {restored[0]} first")
         for name, [state] in zip(gone, await read_fields(self._redis, self._keys, gone, ("state",)), strict=True):
-            if state is None and await self._state.transitions.release(Lane.TRAIN, name, Release.DEAD, 0):
-                await self._report("group-dead", f"{name}: Redis lost it")
+            if state is None and await self._state.transitions.release(Lane.TRAIN, name, Release.DEAD, 0, LOST):
+                await self._report("group-dead", f"{name}: {LOST}")
 
     async def _keep_lost_batch(self, trained: int) -> None:
         """Keep the groups of the oldest untrained batch, and of all later ones, again if Redis lost that batch."""

@@ -2,10 +2,10 @@
 -- verdicts, a decision is on a group whose verdicts are all recorded. Replies with one effect per verdict.
 -- `decision`: '' (none yet), more, kept, evaluated, or a release. `rest_task`: the task for the group's other samples,
 -- '' unless the decision is `more`. `posterior`: '' for none. `result`: what stays of an evaluated group, else ''.
-local epoch_key, group_key, verdicts_key, counters_key, pending_key, released_key, tasks_key, posteriors_key,
-  payload_keys = unpack(keys)
-local fence, consumer_group, group, decision, rest_task, prompt, posterior, evaluated_ttl_s, result, verdict_entry_list,
-  index_list, verdict_list, token_count_list = unpack(args)
+local epoch_key, group_key, verdicts_key, counters_key, pending_key, unarchived_key, tasks_key, posteriors_key =
+  unpack(keys)
+local fence, consumer_group, group, decision, rest_task, prompt, posterior, result, verdict_entry_list, index_list,
+  verdict_list, token_count_list = unpack(args)
 
 local effects, state = find_samples(group_key, index_list)
 local acked, response_tokens = {}, 0
@@ -38,12 +38,6 @@ if decision == 'kept' then
 end
 redis.call('SREM', pending_key, group)
 redis.call('HINCRBY', counters_key, decision, 1)
-if decision == 'evaluated' then
-  redis.call('DEL', group_key)
-  redis.call('HSET', group_key, 'state', decision, 'samples', #payload_keys, 'result', result)
-  redis.call('EXPIRE', group_key, evaluated_ttl_s)
-  if #payload_keys > 0 then redis.call('UNLINK', unpack(payload_keys)) end
-else
-  retire_group(released_key, group_key, payload_keys)
-end
+if result ~= '' then redis.call('HSET', group_key, 'result', result) end
+retire_group(unarchived_key, group_key)
 return effects

@@ -13,7 +13,8 @@ for _, group_key in ipairs(group_keys) do
   if found[1] ~= 'batched' or found[2] ~= step or (found[3] and found[3] ~= batch_entry) then return -1 end
 end
 for at, group_key in ipairs(group_keys) do
-  redis.call('HSET', group_key, 'state', 'trained', 'step', step, 'staleness', staleness_list[at])
+  redis.call('HSET', group_key, 'state', 'trained', 'step', step, 'version', version, 'staleness',
+    staleness_list[at])
   redis.call('SREM', pending_key, group_list[at])
   redis.call('HINCRBY', counters_key, 'trained', 1)
 end

@@ -2,8 +2,8 @@
 -- `payload_keys`: theirs. `prompt_list`: one element per group.
 -- `step`: '' or the last rollout step of the history, whose groups are all reopened by now; it leaves the history, with
 -- its `step_entry`.
-local epoch_key, policy_key, counters_key, pending_key, steps_key, queue_key, released_key, group_keys, payload_keys =
-  unpack(keys)
+local epoch_key, policy_key, counters_key, pending_key, steps_key, queue_key, unarchived_key, bare_key, released_key,
+  group_keys, payload_keys = unpack(keys)
 local fence, step, step_entry, group_list, prompt_list = unpack(args)
 
 for _, payload_key in ipairs(payload_keys) do redis.call('UNLINK', payload_key) end
@@ -11,9 +11,12 @@ for at, group_key in ipairs(group_keys) do
   if redis.call('HGET', group_key, 'state') ~= 'reopened' then
     redis.call('DEL', group_key)
     redis.call('HSET', group_key, 'state', 'reopened', 'prompt', prompt_list[at])
-    -- A group that was not pending had been trained, and is among the released ones if its batch was released.
+    -- A group that was not pending had been trained. If its batch was released, it is among the released groups, or,
+    -- when the archive could not be written, among those that wait for it.
     if redis.call('SADD', pending_key, group_list[at]) == 1 then
-      redis.call('LREM', released_key, 0, group_key)
+      for _, list_key in ipairs({unarchived_key, bare_key, released_key}) do
+        redis.call('LREM', list_key, 0, group_key)
+      end
       redis.call('HINCRBY', counters_key, 'trained', -1)
     end
   end
