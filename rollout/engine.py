@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from rollout.nuclei import WideNucleusError, nuclei_of
 from services.contracts import Sampling, VersionSpan, nucleus_limit
+from services.contracts.listening import LOOPBACK, advertised_host, socket_environment
 from services.contracts.weight_group import nccl_environment
 from services.settings import Recipe, RecipeError
 from services.streams.delivery.nucleus import Nuclei
@@ -83,6 +84,10 @@ def _environment(threads: int, startup_timeout_s: float, weights_timeout_s: floa
         "TORCHINDUCTOR_CACHE_DIR": _compile_cache(),
         "VLLM_ENGINE_READY_TIMEOUT_S": str(math.ceil(startup_timeout_s)),
         OWNER_VARIABLE: str(os.getpid()),
+        # Its processes are all on this machine.
+        "VLLM_HOST_IP": LOOPBACK,
+        "VLLM_LOOPBACK_IP": LOOPBACK,
+        **socket_environment(advertised_host()),
         **nccl_environment(weights_timeout_s),
     }
     with _environment_lock:

@@ -21,9 +21,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from services.contracts import ProcessInfo
+from services.contracts.listening import advertised_host
 from services.metrics import expose, forget, serve_metrics
 from services.streams.connection.client import RECONNECT_S, Redis, RedisUnavailableError, connect
 from services.streams.connection.url import EXPECTED
+from services.streams.delivery.process_logs import LogShipping
 from services.streams.keys import RunKeys
 from services.streams.state.events import EventLog
 from services.streams.state.heartbeat import Heartbeat
@@ -39,9 +41,11 @@ START_S = 10.0
 """How long a service that is started by hand waits for Redis."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Context:
     """What a service needs: its connections, its signals and its list of waits.
+
+    `record`: as it was at the start, with the edits of the recipe that `refresh` has taken over since.
 
     The service must return from run() soon after `stopping` is set, and list everything that it waits for in `waits`.
     """
@@ -55,6 +59,10 @@ class Context:
     host: str
     waits: Waits
 
+    async def refresh(self) -> None:
+        """Take over edits of the run's recipe. A service calls it where a setting may change."""
+        self.record = await RunRecords(self.redis).with_edits(self.record)
+
 
 class Service(Protocol):
     """A service of one run. `name` is also its role in Redis."""
@@ -63,11 +71,6 @@ class Service(Protocol):
 
     async def run(self, context: Context) -> None:
         """Run until the job is done or `context.stopping` is set, then drain. Raises to report a failure."""
-
-
-def advertised_host() -> str:
-    """The address at which other processes reach this one: PENSTOCK_HOST, else loopback."""
-    return os.environ.get("PENSTOCK_HOST", "127.0.0.1")
 
 
 async def host_service(
@@ -101,7 +104,10 @@ async def host_service(
         )
         expose(run, service.name)
         event_log, waits = EventLog(redis, keys, service.name), Waits()
-        async with Heartbeat(redis, info, waits, event_log, on_change) as heartbeat:
+        async with (
+            LogShipping(redis, keys, info, redis_url),
+            Heartbeat(redis, info, waits, event_log, on_change) as heartbeat,
+        ):
             try:
                 await service.run(Context(redis, keys, record, heartbeat, event_log, stopping, host, waits))
             except Exception as error:

@@ -15,7 +15,7 @@ from ray.util import list_named_actors
 from deploy.hosting.environment import NAMESPACE
 from deploy.hosting.ray_internals import actor_row
 from services.contracts import HostPid
-from services.process import advertised_host
+from services.contracts.listening import advertised_host
 
 EARLY_DEATHS = 5
 """How many times in a row a process may die before it is ready. Deaths of processes that were ready do not count."""

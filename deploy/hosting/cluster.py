@@ -22,7 +22,19 @@ from deploy.hosting import factories
 from deploy.hosting.actors import named_actor, named_actors
 from deploy.hosting.environment import place, process_environment
 from deploy.hosting.fleet import Fleet
-from deploy.hosting.roles import DIED, Rank, Role, RoleError, Sampler, learner_placement, rank_name, release_placement
+from deploy.hosting.roles import (
+    DIED,
+    TRACKER_STOP_S,
+    Rank,
+    RoleError,
+    RoleHandle,
+    Sampler,
+    learner_placement,
+    rank_name,
+    release_placement,
+    start_tracker,
+    tracker_name,
+)
 from services.contracts import HostPid
 from services.settings import ClusterLimitsError, Recipe, load_cluster_limits, resource_requests
 from services.settings.rewards.limits import verifier_role
@@ -136,6 +148,7 @@ class RayCluster:
         if placed := self._placed.get(run):
             # This call may be a retry, and an earlier change of the number of replicas may have been lost.
             await asyncio.to_thread(placed.rollout.scale, record.rollout_replicas)
+            await asyncio.to_thread(placed.verifier.scale, recipe.verifier.replicas)
             return
         sampler = Sampler(run, factories.sampler, self._redis_url)
         placed = _Placed(Fleet(run, "rollout"), Fleet(run, "verifier"), sampler)
@@ -163,6 +176,8 @@ class RayCluster:
         )
         if recipe.limits.rollout_steps:
             await self._start_learner(record, placed)
+        if recipe.tracking.named:
+            await asyncio.to_thread(start_tracker, run, factories.tracker, self._redis_url)
         self._placed[run] = placed
 
     async def _start_learner(self, record: RunRecord, placed: _Placed) -> None:
@@ -213,7 +228,7 @@ class RayCluster:
         prefix = rank_name(record.id)
         for name in await asyncio.to_thread(named_actors, prefix):
             if actor := named_actor(name):
-                Role(name, actor).kill()
+                RoleHandle(name, actor).kill()
         release_placement(record.id)
         ends = time.monotonic() + KILLED_S
         while left := await asyncio.to_thread(named_actors, prefix):
@@ -230,6 +245,11 @@ class RayCluster:
         """Change the number of rollout replicas; the others keep their processes. Raises TimeoutError, RayError."""
         if placed := self._placed.get(run):
             await asyncio.to_thread(placed.rollout.scale, replicas)
+
+    async def scale_verifier(self, run: str, replicas: int) -> None:
+        """Change the number of verifier replicas; the others keep their processes. Raises TimeoutError, RayError."""
+        if placed := self._placed.get(run):
+            await asyncio.to_thread(placed.verifier.scale, replicas)
 
     async def faults(self, run: str, ready: Collection[HostPid]) -> list[str]:
         """Services that failed permanently, one line each: the sampler or fleets that keep dying before they are ready.
@@ -265,6 +285,11 @@ class RayCluster:
             if needed > left + 1e-6:
                 return f"needs {needed:g} {kind}s; the cluster has {has:g}, and {left:g} are free"
         return None
+
+    async def fits_alone(self, record: RunRecord) -> bool:
+        """Whether the cluster as it is now has what the run needs, whether or not it is free."""
+        total = await asyncio.to_thread(ray.cluster_resources)
+        return all(needed <= total.get(kind, 0.0) + 1e-6 for kind, needed in _needs(record).items())
 
     async def stop(self, run: str, deadline_s: float) -> None:
         """Drain all of a run's processes at once, and end those that are left at the deadline.
@@ -319,8 +344,10 @@ async def _all_of(*parts: Coroutine[Any, Any, None]) -> list[Exception]:
 
 async def _stop_roles(run: str, deadline_s: float) -> None:
     names = await asyncio.to_thread(named_actors, f"{run}/")
-    roles = [Role(name, actor) for name in names if (actor := named_actor(name))]
-    await asyncio.gather(*(role.stop(deadline_s) for role in roles))
+    roles = [RoleHandle(name, actor) for name in names if (actor := named_actor(name))]
+    # Any other service may be given the whole deadline, because it has work in flight.
+    shorter = {tracker_name(run): min(deadline_s, TRACKER_STOP_S)}
+    await asyncio.gather(*(role.stop(shorter.get(role.name, deadline_s)) for role in roles))
 
 
 async def _await_gone(fleet: Fleet, ends: float) -> None:

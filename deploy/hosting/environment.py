@@ -6,10 +6,13 @@ Must not import ray: the variables must be set before it is imported.
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 from services.storage.hub.copies import OFFLINE
 
 NAMESPACE = "penstock"
+RECIPES = str(Path(__file__).parents[1] / "recipes")
+"""The recipes that the page's form starts from."""
 
 ROLES = ("head", "cpu", "verifier", "verifier-code", "rollout", "learner")
 """The roles of a Ray node: `head` hosts the gateway, `cpu` samplers and model preparation, the others the services.
@@ -30,6 +33,11 @@ QUIET = {
 
 HUB_TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 """The secrets of the hub. Only the gateway, which may hold them for its node, and preparation keep them."""
+TRACKER_SECRETS = ("WANDB_API_KEY", "MLFLOW_TRACKING_TOKEN", "MLFLOW_TRACKING_PASSWORD", "DATABRICKS_TOKEN")
+"""The secrets of trackers. Of the services, only the tracker keeps them."""
+
+OTHER_CLUSTER = ("RAY_ADDRESS", "RAY_NAMESPACE", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
+"""What a user's shell may say about another Ray cluster."""
 
 # Read by Ray's own processes when they start.
 RAY = {
@@ -43,9 +51,17 @@ RAY = {
     "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
     # A busy laptop needs more than the 60 s that Ray gives by default.
     "RAY_DASHBOARD_STARTUP_TIMEOUT_S": "120",
+    # Here too: 30 s, after which the raylet ends, and no process can be placed.
+    "RAY_agent_register_timeout_ms": "120000",
     # Otherwise Ray warns on standard error about settings that are intended.
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_SERVE_LOG_TO_STDERR": "0",
+}
+
+RAY_ON_A_LAPTOP = {
+    # Otherwise Ray replaces a loopback address by that of the network, and listens on every interface. Ray does this by
+    # default where it does not support clusters of machines, hence the name.
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
 }
 
 RAY_IN_A_POD = {
@@ -59,9 +75,10 @@ RAY_IN_A_POD = {
 
 
 def head_environment(host: str, runs: str) -> dict[str, str]:
-    """The variables of a Ray head on this machine, without those that point to another Ray cluster."""
-    inherited = {name: value for name, value in os.environ.items() if name not in ("RAY_ADDRESS", "RAY_NAMESPACE")}
-    return {**inherited, **_hub_offline(), **QUIET, **RAY, "PENSTOCK_HOST": host, "PENSTOCK_RUNS": runs}
+    """The variables of a Ray head on this machine, without those that point to another Ray cluster or its token."""
+    inherited = {name: value for name, value in os.environ.items() if name not in OTHER_CLUSTER}
+    ours = {**_hub_offline(), **QUIET, **RAY, **RAY_ON_A_LAPTOP, "PENSTOCK_HOST": host, "PENSTOCK_RUNS": runs}
+    return {"PENSTOCK_RECIPES": RECIPES, **inherited, **ours}
 
 
 def cluster_environment() -> dict[str, str]:
@@ -74,13 +91,15 @@ def _hub_offline() -> dict[str, str]:
     return {OFFLINE: os.environ.get(OFFLINE, os.environ.get("HF_HUB_OFFLINE", ""))}
 
 
-def service_environment(threads: int, gpus: float) -> dict[str, str]:
-    """The variables of one service's process, without the hub's secrets, which it would inherit from its node.
+def service_environment(threads: int, gpus: float, *, tracks: bool = False) -> dict[str, str]:
+    """The variables of one service's process, without secrets that it would inherit from its node.
 
+    `tracks`: it is the tracker, which needs those of trackers.
     With 0 `gpus` it sees none of its node's, which Ray leaves visible: torch would use them.
     """
     hidden = {} if gpus else {"CUDA_VISIBLE_DEVICES": ""}
-    return process_environment(threads) | dict.fromkeys(HUB_TOKENS, "") | hidden
+    secrets = {} if tracks else dict.fromkeys(TRACKER_SECRETS, "")
+    return process_environment(threads) | dict.fromkeys(HUB_TOKENS, "") | secrets | hidden
 
 
 def process_environment(threads: int) -> dict[str, str]:

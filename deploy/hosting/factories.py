@@ -15,6 +15,13 @@ def sampler() -> Service:
     return SamplerService()
 
 
+def tracker() -> Service:
+    """The copy of a run's log to the trackers that its recipe names."""
+    from services.tracking.service import TrackerService
+
+    return TrackerService()
+
+
 def verifier() -> Service:
     """One verifier replica."""
     from verifier.service import VerifierService

@@ -18,8 +18,9 @@ from ray.exceptions import GetTimeoutError, RayActorError
 from deploy.hosting.actors import EARLY_DEATHS, host_pid
 from deploy.hosting.environment import place, service_environment
 from deploy.hosting.hosted_service import DRAIN_S, HostedService
-from deploy.hosting.ray_internals import delete_application, serve_applications, set_replicas
+from deploy.hosting.ray_internals import bind_replica, delete_application, serve_applications, set_replicas
 from services.contracts import HostPid
+from services.contracts.listening import advertised_host
 from services.process import Service
 
 log = logging.getLogger(__name__)
@@ -47,6 +48,7 @@ class HostedReplica:
 
     def __init__(self, make: Callable[[], Service], run: str, redis_url: str, workers: int) -> None:
         _unbuffer_log()
+        bind_replica(advertised_host())
         self._hosted = HostedService(make, run, redis_url, workers=workers, exit_on_fault=True)
 
     def check_health(self) -> None:

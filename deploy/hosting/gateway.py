@@ -18,8 +18,9 @@ import ray
 from deploy.hosting.cluster import RayCluster
 from deploy.hosting.environment import NAMESPACE, place, process_environment
 from services.contracts import ProcessInfo
+from services.contracts.listening import advertised_host
 from services.metrics import serve_metrics
-from services.process import advertised_host, configure_logging
+from services.process import configure_logging
 from services.storage.places import runs_folder
 from services.streams.connection.client import Redis, connect
 from services.streams.state.heartbeat import Heartbeat
@@ -66,10 +67,13 @@ class Gateway:
             await redis.aclose()
 
     async def _serve_api(self, redis: Redis, host: str, port: int) -> None:
+        """Serve those who have access. Raises AccessFileError: without access nothing is served."""
+        from services.api.access.platform import platform_access
         from services.api.server import serve_api
 
+        access = platform_access()
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(serve_api(redis, host, port, self._stopping))
+            tasks.create_task(serve_api(redis, access, host, port, self._stopping))
             tasks.create_task(self._note_serving(host, port))
 
     async def _announce(self, redis: Redis) -> None:

@@ -15,7 +15,8 @@ from pathlib import Path
 
 from deploy.hosting.pod_registry import PodRegistry
 from services.contracts import ProcessInfo
-from services.process import Service, ServiceThread, advertised_host, configure_logging
+from services.contracts.listening import advertised_host
+from services.process import Service, ServiceThread, configure_logging
 from services.storage.places import runs_folder
 
 log = logging.getLogger(__name__)

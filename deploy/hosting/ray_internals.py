@@ -8,14 +8,17 @@ check each of them (tests/deploy/test_hosting*.py, test_ray_start.py and tests/c
 - `serve_applications` (Serve's controller): state and replicas of an application, with address and process id.
 - `set_replicas` (Serve's controller): a new replica count that leaves the other replicas running.
 - `delete_application` (serve.delete without waiting): all fleets of a run drain at the same time.
+- `bind_replica` (add_port_to_grpc_server of Serve's replicas): one address; Ray listens on every interface.
+- `use_token` (Config, AuthenticationTokenLoader): the token; Ray has read its variables when it was imported.
 - `local_node_options` (ray.init): the node's address and folder.
-- `patient_start` (RayParams, start_ray_process, get_node): ports for a new node's agents and a longer deadline for its
-  start.
+- `patient_start` (RayParams, start_ray_process, get_node, ENABLE_RAY_CLUSTER): ports for a new node's agents, a longer
+  deadline for its start, and a loopback address if it is given one.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,9 +29,9 @@ from typing import Any
 import psutil
 import ray
 from ray import NodeID
-from ray._private import parameter, services
+from ray._private import parameter, ray_constants, services
 from ray._private.state import actors as actor_table
-from ray._raylet import GcsClient  # type: ignore[attr-defined]  # missing in its stub
+from ray._raylet import AuthenticationTokenLoader, Config, GcsClient  # type: ignore[attr-defined]  # not in its stub
 from ray.core.generated.autoscaler_pb2 import DrainNodeReason
 
 log = logging.getLogger(__name__)
@@ -113,6 +116,27 @@ def delete_application(application: str) -> None:
     serve.delete(application, _blocking=False)
 
 
+def bind_replica(host: str) -> None:
+    """Make the Serve replica in this process listen for calls on `host` alone. Call it in the replica's constructor.
+
+    Serve unpickles such calls. Penstock makes none, but the port cannot be closed.
+    """
+    from ray.serve._private import replica
+
+    replica.add_port_to_grpc_server = partial(_add_port, replica.add_port_to_grpc_server, host)
+
+
+def _add_port(add_port: Any, host: str, server: Any, address: str) -> Any:
+    return add_port(server, f"{host}:{address.rpartition(':')[2]}")
+
+
+def use_token(file: Path) -> None:
+    """Make this process, and those that it starts from now on, demand the token in `file` and present it."""
+    os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(file)}
+    Config.initialize("")
+    AuthenticationTokenLoader.instance().reset_cache()
+
+
 def local_node_options(host: str, folder: Path) -> dict[str, Any]:
     """Options of ray.init that fix the address of a new local node, and its folder."""
     return {"_node_ip_address": host, "_temp_dir": str(folder)}
@@ -133,6 +157,8 @@ def patient_start(deadline_s: float, free_ports: Callable[[int], list[int]]) -> 
         _replaced(parameter, "RayParams", partial(_with_ports, parameter.RayParams, ports)),
         _replaced(services, "start_ray_process", start),
         _replaced(services, "get_node", found),
+        # Its variable is read when Ray is imported, which may have been before it was set. Ray's processes inherit it.
+        _replaced(ray_constants, "ENABLE_RAY_CLUSTER", False),
     ):
         yield
 

@@ -1,4 +1,4 @@
-"""Owns a run's single processes: the sampler and the learner ranks, each one a named Ray actor.
+"""Owns a run's single processes: sampler, tracker and learner ranks, each one a named Ray actor.
 
 Must not restart a single learner rank: either all ranks are restarted, or none.
 """
@@ -26,6 +26,10 @@ log = logging.getLogger(__name__)
 UNLIMITED = -1
 PROBE_S = 5.0
 DIED = "its process died"
+TRACKER_RESTARTS = 100
+"""A tracker whose process keeps dying stays away, and the run continues without it."""
+TRACKER_STOP_S = 7.0
+"""How long the end of a run waits for its tracker, which drains in less (services.tracking.service)."""
 
 
 class RoleError(RuntimeError):
@@ -67,7 +71,7 @@ async def _result(reference: Any, deadline_s: float) -> Any:
         return await asyncio.wrap_future(reference.future())
 
 
-class Role:
+class RoleHandle:
     """A handle of one named actor."""
 
     def __init__(self, name: str, actor: Any) -> None:
@@ -103,7 +107,7 @@ class Role:
         return f"{self.name}: {DIED}"
 
 
-class Sampler(Role):
+class Sampler(RoleHandle):
     """The sampler; Ray restarts it, and it rebuilds its state from Redis."""
 
     def __init__(self, run: str, make: Callable[[], Service], redis_url: str) -> None:
@@ -127,7 +131,20 @@ class Sampler(Role):
         ray.kill(self._actor, no_restart=False)
 
 
-class Rank(Role):
+def start_tracker(run: str, make: Callable[[], Service], redis_url: str) -> None:
+    """Start the run's tracker, or find it; Ray restarts it. Its faults are none of the run's."""
+    options = _options(tracker_name(run), "cpu", threads=1, cpus=0.0, gpus=0.0)
+    options["runtime_env"] = {"env_vars": service_environment(1, 0.0, tracks=True)}
+    options["max_restarts"] = TRACKER_RESTARTS
+    ray.remote(RoleActor).options(**options).remote(True, (make, run, redis_url))
+
+
+def tracker_name(run: str) -> str:
+    """The name of the tracker's actor."""
+    return f"{run}/tracker"
+
+
+class Rank(RoleHandle):
     """One learner rank, at first without its service; Ray never restarts it."""
 
     def __init__(self, run: str, rank: int, group: PlacementGroup, threads: int, cpus: float, gpus: float) -> None:

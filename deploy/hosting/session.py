@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
+import secrets
 import signal
 import time
 from collections.abc import Callable
@@ -22,11 +23,12 @@ from deploy.hosting.actors import EARLY_DEATHS, Restarts, actor_state
 from deploy.hosting.environment import NAMESPACE, ROLES, serving
 from deploy.hosting.fleet import start_serve
 from deploy.hosting.gateway import start_gateway
-from deploy.hosting.ray_internals import local_node_options, patient_start
+from deploy.hosting.ray_internals import local_node_options, patient_start, use_token
 
 log = logging.getLogger(__name__)
 
 OBJECT_STORE_BYTES = 200 * 2**20
+TOKEN_BYTES = 32
 NODE_START_S = 150.0
 
 
@@ -53,11 +55,16 @@ WATCH_S = 1.0
 
 
 def start_ray(folder: Path, cores: int, free_ports: Callable[[int], list[int]]) -> None:
-    """Start a new Ray cluster, never join a running one. `folder`: a short path, for its sockets.
+    """Start a new Ray cluster, never join a running one. `folder`: a short path, for its sockets and its token.
 
-    `free_ports` returns as many different free ports as it is asked for. Raises NodeStartError when the node does not
-    start within NODE_START_S seconds.
+    It listens on the loopback interface, which every user of the machine reaches, so it answers only to a new token,
+    in a file in `folder` that only this user can read. `free_ports` returns as many different free ports as it is
+    asked for. Raises NodeStartError when the node does not start within NODE_START_S seconds.
     """
+    token = folder / "auth-token"
+    token.touch(mode=0o600, exist_ok=False)
+    token.write_text(secrets.token_hex(TOKEN_BYTES))
+    use_token(token)
     with patient_start(NODE_START_S, free_ports):
         _init(
             address="local",

@@ -25,6 +25,7 @@ from typing import IO, Any
 import httpx
 
 from deploy.hosting.environment import head_environment
+from deploy.local.api_token import ApiToken
 from deploy.local.preflight import (
     StackError,
     check_expiry,
@@ -99,6 +100,7 @@ class LocalStack:
         self.runs = runs.absolute()
         self.redis_url = redis_url
         self._address = (host, port)
+        self._token = ApiToken(port)
         self._report = report
         self._folder = self.runs / ".stack"
         self._head_log = self._folder / "head.log"
@@ -147,10 +149,12 @@ class LocalStack:
         end_on_signals()
         adopt_orphans()
         self._take_folder()
+        self._token.write()
         if self.redis_url is None:
             self._report("starting Redis (embedded)")
             self._valkey = EmbeddedValkey(self._folder / "valkey", self._ending)
-            self.redis_url = self._valkey.start()
+            self._valkey.start()
+            self.redis_url = self._valkey.address
         self._head_log.unlink(missing_ok=True)
         self._start_head()
         self._supervisor.start()
@@ -171,8 +175,11 @@ class LocalStack:
         self._starts += 1
         # Ray's socket paths may not exceed 107 characters, so its folder cannot be inside ours.
         self._ray_folder = Path(tempfile.mkdtemp(prefix="penstock-", dir="/tmp"))
-        # In a variable: every user of the machine sees arguments, and the address may contain a password.
-        environment = {**head_environment("127.0.0.1", str(self.runs)), "PENSTOCK_REDIS": str(self.redis_url)}
+        # In variables: every user of the machine sees arguments, and the address may contain a password.
+        environment = head_environment("127.0.0.1", str(self.runs)) | {"PENSTOCK_REDIS": str(self.redis_url)}
+        environment |= self._token.environment
+        if self._valkey is not None:
+            environment |= self._valkey.login
         command = [sys.executable, "-m", HEAD_MODULE, "--host", host, "--port", str(port)]
         command += ["--cores", str(os.cpu_count() or 1), "--folder", str(self._ray_folder)]
         with self._head_log.open("a") as errors:
@@ -209,6 +216,11 @@ class LocalStack:
             return httpx.get(f"{self.api}/readyz", timeout=2.0).status_code == 200
         except httpx.HTTPError:
             return False
+
+    @property
+    def sign_in_link(self) -> str:
+        """See ApiToken."""
+        return self._token.sign_in_link(self.api)
 
     @property
     def shown_redis(self) -> str:
@@ -286,6 +298,7 @@ class LocalStack:
         with self._guard:
             self._end_processes()
         self._ended.set()
+        self._token.remove()
         if self._lock is not None:
             self._lock.close()
         self.seconds["stop"] = time.monotonic() - began

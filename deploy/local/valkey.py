@@ -1,6 +1,6 @@
-"""Owns the embedded Redis: a Valkey server on a loopback port, with its data in the stack's folder.
+"""Owns the embedded Redis: a Valkey server on a loopback port, with a password, and its data in the stack's folder.
 
-Must not be used when the user gives the address of a Redis.
+Must not be used when the user gives the address of a Redis. Must not show the password, nor pass it as an argument.
 """
 
 from __future__ import annotations
@@ -8,19 +8,26 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+import secrets
 import socket
 import subprocess
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
+
+import psutil
 
 from deploy.local.ports import NoFreePortError, free_ports
 from deploy.local.preflight import StackError
 from deploy.process_tree import end_with_parent
+from services.streams.connection.credentials import PASSWORD_FILE, USERNAME
 
 log = logging.getLogger(__name__)
 
+PASSWORD_BYTES = 32
 ATTEMPTS = 3
 READY_S = 30.0
 LOADING_S = 600.0
@@ -61,7 +68,8 @@ def _free_port() -> int:
 class EmbeddedValkey:
     """The server's process. Its data survive the server and the stack: all writes go to an append-only file.
 
-    Once `ending` is set, no server is started, and a start does not wait for the server to answer.
+    Each `start` chooses a new password, which `password_file` has for this user alone; a restart keeps it. Once
+    `ending` is set, no server is started, and a start does not wait for the server to answer.
     """
 
     def __init__(self, folder: Path, ending: threading.Event | None = None) -> None:
@@ -69,14 +77,30 @@ class EmbeddedValkey:
         self._ending = ending or threading.Event()
         self._process: subprocess.Popen[bytes] | None = None
         self._lock: IO[str] | None = None
-        self._port = 0
+        self.port = 0
+        self._password = ""
         self._since = 0.0
         self._deaths = 0
 
     @property
+    def address(self) -> str:
+        """The server's address without its password; a restart does not change it."""
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    @property
     def url(self) -> str:
-        """The server's address; a restart does not change it."""
-        return f"redis://127.0.0.1:{self._port}/0"
+        """The address with the password: not for a log, an argument or a message."""
+        return f"redis://:{self._password}@127.0.0.1:{self.port}/0"
+
+    @property
+    def password_file(self) -> Path:
+        """The file with the password of the last start."""
+        return self._folder / "password"
+
+    @property
+    def login(self) -> dict[str, str]:
+        """The variables with which a process logs in at `address`, instead of those of another Redis."""
+        return {PASSWORD_FILE: str(self.password_file.absolute()), USERNAME: ""}
 
     @property
     def log_file(self) -> Path:
@@ -84,14 +108,15 @@ class EmbeddedValkey:
         return self._folder / "valkey.log"
 
     def start(self) -> str:
-        """Start the server and wait until it answers; returns its address. Raises StackError."""
-        self._folder.mkdir(parents=True, exist_ok=True)
+        """Start the server and wait until it answers; returns `url`. Raises StackError."""
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._take_folder()
+        self._choose_password()
         for attempt in range(1, ATTEMPTS + 1):
-            self._port = _free_port()
+            self.port = _free_port()
             if self._launch():
                 return self.url
-            log.warning("Valkey did not start on port %d (attempt %d of %d)", self._port, attempt, ATTEMPTS)
+            log.warning("Valkey did not start on port %d (attempt %d of %d)", self.port, attempt, ATTEMPTS)
         raise StackError(f"Redis: the embedded server did not start; see its log {self.log_file}")
 
     def restart(self) -> None:
@@ -106,7 +131,7 @@ class EmbeddedValkey:
         for attempt in range(1, ATTEMPTS + 1):
             if self._launch():
                 return
-            log.warning("Valkey did not restart on port %d (attempt %d of %d)", self._port, attempt, ATTEMPTS)
+            log.warning("Valkey did not restart on port %d (attempt %d of %d)", self.port, attempt, ATTEMPTS)
             if self._ending.wait(attempt):
                 break
         raise StackError(f"Redis: the embedded server did not restart; see its log {self.log_file}")
@@ -124,21 +149,28 @@ class EmbeddedValkey:
                     raise StackError(f"Redis: another server uses {self._folder}; stop it first") from None
                 time.sleep(0.05)
 
+    def _choose_password(self) -> None:
+        self._password = secrets.token_hex(PASSWORD_BYTES)
+        self.password_file.unlink(missing_ok=True)  # it may have been made readable for others
+        self.password_file.touch(mode=0o600, exist_ok=False)
+        self.password_file.write_text(self._password)
+
     def _launch(self) -> bool:
         """Start the process; returns whether it answers before the deadline. If it does not, it is ended."""
         assert self._lock is not None
         drop_zeros(self._folder)
-        arguments = [str(server_binary()), "--port", str(self._port), "--dir", str(self._folder), *SETTINGS]
+        arguments = [str(server_binary()), "--port", str(self.port), "--dir", str(self._folder), *SETTINGS, "-"]
         # A new session, so that Ctrl-C reaches only this process: Redis must run until the drain is over.
-        self._process = subprocess.Popen(
-            arguments,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-            preexec_fn=end_with_parent,
-            pass_fds=(self._lock.fileno(),),
-        )
+        with _readable(f"requirepass {self._password}\n".encode()) as secret_settings:
+            self._process = subprocess.Popen(
+                arguments,
+                stdin=secret_settings,  # every user of the machine sees arguments
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+                preexec_fn=end_with_parent,
+                pass_fds=(self._lock.fileno(),),
+            )
         self._since = time.monotonic()
         if self._answers():
             return True
@@ -148,14 +180,21 @@ class EmbeddedValkey:
     def _answers(self) -> bool:
         patience = READY_S
         while time.monotonic() - self._since < patience and self.alive and not self._ending.is_set():
-            reply = _ping(self._port)
-            # Another server may have taken the port in the meantime.
-            if f"process_id:{self.pid}\r\n".encode() in reply:
-                if reply.startswith(b"+PONG"):
-                    return True
+            # Another process may have taken the port in the meantime; it must not get the password.
+            reply = _ping(self.port, self._password) if self._listens() else b""
+            if reply.startswith(b"+OK\r\n+PONG"):
+                return True
+            if reply.startswith(b"+OK\r\n-LOADING"):
                 patience = LOADING_S
             time.sleep(0.05)
         return False
+
+    def _listens(self) -> bool:
+        try:
+            sockets = psutil.Process(self.pid).net_connections("tcp4")
+        except psutil.Error:  # it has just ended
+            return False
+        return any(found.laddr.port == self.port and found.status == psutil.CONN_LISTEN for found in sockets)
 
     @property
     def pid(self) -> int | None:
@@ -210,14 +249,26 @@ def drop_zeros(folder: Path) -> int:
     return dropped
 
 
-def _ping(port: int) -> bytes:
-    """The server's replies to PING and INFO server; empty when it does not answer within a second."""
+def _ping(port: int, password: str) -> bytes:
+    """The server's replies to AUTH and PING; empty when it does not answer within a second."""
     reply = b""
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=1.0) as server:
-            server.sendall(b"PING\r\nINFO server\r\n")
-            while b"config_file:" not in reply and (part := server.recv(4096)):
+            server.sendall(f"AUTH {password}\r\nPING\r\n".encode())
+            while reply.count(b"\r\n") < 2 and (part := server.recv(4096)):
                 reply += part
     except OSError:
         return b""
     return reply
+
+
+@contextmanager
+def _readable(content: bytes) -> Iterator[int]:
+    """A pipe's end from which `content`, at most some KB, can be read."""
+    reads, writes = os.pipe()
+    try:
+        os.write(writes, content)
+        os.close(writes)
+        yield reads
+    finally:
+        os.close(reads)

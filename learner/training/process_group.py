@@ -21,6 +21,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import TCPStore
 
+from services.contracts.listening import advertised_host, listening_socket, socket_environment
+
 log = logging.getLogger(__name__)
 
 R = TypeVar("R")
@@ -83,14 +85,32 @@ def within(deadline_s: float, what: str, work: Callable[[], R]) -> R:
         raise RuntimeError(f"{what} took longer than {deadline_s:g} s") from None
 
 
+def served_store(host: str, port: int, timeout: timedelta, world: int | None = None) -> TCPStore:
+    """A store that this process serves on `host:port` alone; with port 0, on a free port.
+
+    With `world` it waits until that many members have joined. Raises RuntimeError.
+    """
+    with listening_socket(host, port) as listener:
+        chosen = int(listener.getsockname()[1])
+        return TCPStore(
+            host,
+            chosen,
+            world,
+            is_master=True,
+            timeout=timeout,
+            wait_for_workers=world is not None,
+            master_listen_fd=listener.detach(),  # the store closes it
+        )
+
+
 class Ranks:
     """The place of this process among the learner ranks. One per process; calls block; use it from one thread."""
 
     def __init__(self, rank: int, world: int, host: str, port: int, timeout_s: float, meet_s: float = 0.0) -> None:
         """Join the group; blocks until all ranks have joined. Raises RuntimeError after the deadline.
 
-        `timeout_s` limits each collective. `meet_s`, if longer, limits the time until all ranks, each with its model,
-        have joined.
+        Rank 0 listens on `host:port`, and every rank on its advertised host, for the others. `timeout_s` limits each
+        collective. `meet_s`, if longer, limits the time until all ranks, each with its model, have joined.
         """
         if world > 1 and port == 0:
             raise ValueError(f"master_port: {port} is not valid with world = {world}: expected a free port of rank 0")
@@ -98,10 +118,14 @@ class Ranks:
         self.world = world
         # Each rank sees only its own device.
         self.device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+        os.environ.update(socket_environment(advertised_host()))
         timeout, meeting = timedelta(seconds=timeout_s), timedelta(seconds=max(timeout_s, meet_s))
 
         def meet() -> TCPStore:
-            store = TCPStore(host, port, world, is_master=rank == 0, timeout=meeting)
+            if rank == 0:
+                store = served_store(host, port, meeting, world)
+            else:
+                store = TCPStore(host, port, world, is_master=False, timeout=meeting)
             store.set_timeout(timeout)
             return store
 

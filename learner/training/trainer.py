@@ -136,14 +136,21 @@ class Trainer:
             batch, settings.mini_batch_groups, self._reduction, world, longest=longest, row_tokens=row_tokens
         )
 
-    def train(self, plans: list[MiniBatch], payloads: dict[str, SamplePayload], version: int | None = None) -> Trained:
+    def train(
+        self,
+        plans: list[MiniBatch],
+        payloads: dict[str, SamplePayload],
+        version: int | None = None,
+        learning_rate: float | None = None,
+    ) -> Trained:
         """Train one rollout step: one optimizer step per trainable mini-batch.
 
         `payloads`: those of this rank's shares, by key. `version`: that of the policy as it is now, whose tokens are
-        compared with the engines' log-probs (None: none). Raises InterruptedTrainingError after `interrupt`.
+        compared with the engines' log-probs (None: none). `learning_rate`: the policy's from now on, before any
+        warm-up; None: as it is. Raises InterruptedTrainingError after `interrupt`.
         """
         started = time.monotonic()
-        rate = self._set_learning_rate()
+        rate = self._set_learning_rate(learning_rate)
         names = tuple(sorted({sample.replica for plan in plans for share in plan.shares for sample in share}))
         self._comparison = EngineComparison(names)
         sampled = None if version is None else Sampled(version, names)
@@ -171,13 +178,14 @@ class Trainer:
         if any(self._most([int(self._interrupted.is_set())])):
             raise InterruptedTrainingError("training was interrupted")
 
-    def _set_learning_rate(self) -> float:
+    def _set_learning_rate(self, wanted: float | None) -> float:
         """Set the learning rates: constant after a linear warm-up, in rollout steps; never 0. Returns the policy's."""
+        self._rates[0] = self._rates[0] if wanted is None else wanted  # the policy's group comes first
         warm = self._settings.warmup_rollout_steps
         share = min(1.0, (self._rollout_steps + 1) / warm) if warm else 1.0
         for group, rate in zip(self._engine.optimizer.param_groups, self._rates, strict=True):
             group["lr"] = share * rate
-        return share * self._settings.learning_rate
+        return share * float(self._rates[0])
 
     def _micro_batches(
         self, plans: list[MiniBatch], payloads: dict[str, SamplePayload], sampled: Sampled | None = None

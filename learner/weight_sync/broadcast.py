@@ -6,6 +6,7 @@ Must not decide which replicas belong to a group, or how to handle a failure.
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -15,7 +16,9 @@ import torch
 from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, Store, TCPStore
 
+from learner.training.process_group import served_store
 from learner.weight_sync.snapshot import Snapshot
+from services.contracts.listening import socket_environment
 from services.contracts.weight_group import Membership, Work, without_watchdog
 
 log = logging.getLogger(__name__)
@@ -104,7 +107,10 @@ class BroadcastGroup:
 
 
 class Rendezvous:
-    """The store at which groups are formed. This process serves it until it exits. `device`: from which NCCL sends."""
+    """The store at which groups are formed, on `host` alone. This process serves it until it exits.
+
+    `host`: an address of this machine. `device`: from which NCCL sends.
+    """
 
     def __init__(self, host: str, backend: str, timeout_s: float, device: torch.device | None = None) -> None:
         self.host = host
@@ -112,7 +118,8 @@ class Rendezvous:
         self._timeout = timedelta(seconds=timeout_s)
         self._backend = BACKENDS[backend]
         self._device = device
-        self._server = TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=self._timeout)
+        os.environ.update(socket_environment(host))
+        self._server = served_store(host, 0, self._timeout)
 
     @property
     def port(self) -> int:

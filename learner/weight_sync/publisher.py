@@ -19,7 +19,6 @@ import torch
 
 from learner.weight_sync.broadcast import BroadcastGroup, Rendezvous, send_snapshot
 from learner.weight_sync.snapshot import Snapshot
-from services.cancellation import cancel_and_wait
 from services.contracts import EPOCH_SHIFT, ProcessInfo, WeightAck, WeightManifest, WeightPlan
 from services.metrics import SYNC_FAILURES, SYNC_SECONDS
 from services.settings import WeightsSettings
@@ -29,6 +28,7 @@ from services.streams.keys import RunKeys
 from services.streams.state.events import EventLog
 from services.streams.state.heartbeat import live_processes
 from services.streams.state.policy_history import History
+from services.waits import cancel_and_wait
 
 log = logging.getLogger(__name__)
 

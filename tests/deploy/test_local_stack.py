@@ -3,6 +3,8 @@
 import asyncio
 import os
 import signal
+import socket
+import stat
 import subprocess
 import sys
 import textwrap
@@ -63,6 +65,50 @@ def test_a_killed_server_restarts_on_its_port_with_its_data(valkey):
         assert asyncio.run(entries(url)) == 50
 
 
+def answer_to(valkey, command):
+    """The first line of the server's answer to a client that does not log in."""
+    with socket.create_connection(("127.0.0.1", valkey.port), timeout=10) as client:
+        client.sendall(command + b"\r\n")
+        return client.recv(1000).splitlines()[0]
+
+
+def test_the_server_answers_only_to_its_password(valkey):
+    for command in (b"PING", b"KEYS *", b"CONFIG GET requirepass", b"AUTH wrong"):
+        assert answer_to(valkey, command).startswith((b"-NOAUTH", b"-WRONGPASS")), command
+    assert asyncio.run(entries(valkey.url)) == 0
+
+
+def test_a_process_logs_in_with_the_password_file(valkey, monkeypatch):
+    monkeypatch.setenv("PENSTOCK_REDIS_USERNAME", "of-another-server")
+    for name, value in valkey.login.items():
+        monkeypatch.setenv(name, value)
+    assert asyncio.run(entries(valkey.address, 1)) == 1
+
+
+def test_the_password_is_in_its_file_alone(valkey):
+    password = valkey.password_file.read_text()
+    assert len(password) == 64
+    assert stat.S_IMODE(valkey.password_file.stat().st_mode) == 0o600
+    assert password not in " ".join(psutil.Process(valkey.pid).cmdline())
+    assert password not in " ".join(psutil.Process(valkey.pid).environ().values())
+    assert password not in valkey.address
+    files = [file for file in valkey.password_file.parent.rglob("*") if file.is_file()]
+    assert [file for file in files if password.encode() in file.read_bytes()] == [valkey.password_file]
+
+
+def test_each_start_has_a_new_password_and_the_same_data(tmp_path):
+    passwords = set()
+    for number in range(3):
+        valkey = EmbeddedValkey(tmp_path / "valkey")
+        try:
+            assert asyncio.run(entries(valkey.start(), 1)) == number + 1
+            passwords.add(valkey.password_file.read_text())
+        finally:
+            valkey.stop()
+            valkey.close()
+    assert len(passwords) == 3
+
+
 def test_a_server_that_keeps_dying_is_an_error(valkey, monkeypatch):
     monkeypatch.setattr("deploy.local.valkey.CALM_S", 300.0)
     for _ in range(DEATHS):
@@ -83,12 +129,11 @@ def test_deaths_with_a_long_life_in_between_are_not_counted(valkey, monkeypatch)
 
 def test_another_server_on_the_port_is_not_taken_for_valkey(valkey, tmp_path, monkeypatch):
     monkeypatch.setattr("deploy.local.valkey.ATTEMPTS", 1)
-    port = int(valkey.url.rsplit(":", 1)[1].removesuffix("/0"))
     kill(valkey)
-    command = [server_binary(), "--port", port, "--dir", tmp_path, "--save", "", "--bind", "127.0.0.1"]
+    command = [server_binary(), "--port", valkey.port, "--dir", tmp_path, "--save", "", "--bind", "127.0.0.1"]
     with subprocess.Popen([str(part) for part in command], stdout=subprocess.DEVNULL) as other:
         try:
-            assert asyncio.run(entries(valkey.url, 1)) == 1
+            assert asyncio.run(entries(valkey.address, 1)) == 1
             with pytest.raises(StackError, match="did not restart"):
                 valkey.restart()
         finally:

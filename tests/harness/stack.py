@@ -22,6 +22,7 @@ from typing import Any
 import httpx
 import psutil
 
+from tests.harness.api_access import StackToken
 from tests.harness.free_ports import free_port
 
 READY_S = 270.0
@@ -66,7 +67,7 @@ class Stack:
             )
         self._given = redis_url
         self.left: list[str] = []
-        self.api = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=20)
+        self.api = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=20, auth=StackToken(self.port))
 
     def __enter__(self) -> Stack:
         try:
@@ -86,13 +87,18 @@ class Stack:
 
     @property
     def redis_url(self) -> str:
-        """The URL of its Redis: the given one, or that of its own, which `penstock up` prints."""
+        """The URL of its Redis: the given one, or what `penstock up` prints of its own, with the password."""
         if self._given is not None:
             return self._given
         match = REDIS_URL.search(self.output)
         if match is None:
             raise StackDownError(self.output)
-        return match[0]
+        return match[0].replace("//", f"//:{self.redis_password.read_text()}@", 1)
+
+    @property
+    def redis_password(self) -> Path:
+        """The file with the password of its own Redis."""
+        return self.folder / ".stack" / "valkey" / "password"
 
     def _await_ready(self) -> None:
         ends = time.monotonic() + READY_S

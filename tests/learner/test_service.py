@@ -17,7 +17,6 @@ from learner.archive import RunArchive
 from learner.checkpoint.manager import Checkpoints
 from learner.recovery.start import batch_digest
 from learner.service import LearnerService
-from services.cancellation import cancel_and_wait
 from services.contracts import BEFORE
 from services.metrics.tables import STEP_METRICS
 from services.process import ServiceThread
@@ -27,6 +26,7 @@ from services.streams.state.group_counts import group_counts
 from services.streams.state.heartbeat import live_processes
 from services.streams.state.policy_history import read_policy
 from services.streams.state.runs import RunRecords
+from services.waits import cancel_and_wait
 from tests.learner.receiver import Receiver
 from tests.learner.running import (
     Program,
@@ -115,7 +115,7 @@ async def check_records(redis: Any, keys: RunKeys) -> None:
     assert steps[0].prompts == tuple(f"prompt of v0g{index}" for index in range(4))
     # All of it is in the archive; no checkpoint is needed.
     assert await redis.xlen(keys.batches) == 0
-    assert await redis.exists(keys.payload("v0g0", 0)) == 0
+    assert await redis.exists(keys.payload("v0g0", 0)) == 1, "it stays until the sampler has archived the group"
     assert await redis.hget(keys.group("v0g0"), "state") == b"trained"
     ends = time.monotonic() + 15
     while left := await live_processes(redis, keys.run):  # a heartbeat that was not deleted expires

@@ -17,7 +17,6 @@ import torch
 
 from learner.weight_sync.publisher import Publisher
 from learner.weight_sync.snapshot import Snapshot
-from services.cancellation import cancel_and_wait
 from services.contracts import ProcessInfo, TensorEntry, WeightManifest
 from services.contracts.weight_layout import bucket_layout, checksum, cut_buckets
 from services.settings import WeightsSettings
@@ -25,6 +24,7 @@ from services.streams.keys import RunKeys
 from services.streams.state.events import EventLog
 from services.streams.state.heartbeat import Heartbeat
 from services.streams.state.policy_history import History, VersionLostError
+from services.waits import cancel_and_wait
 from tests.learner.receiver import Receiver
 from tests.learner.running import until_event
 from tests.services.driven import put_stub_record

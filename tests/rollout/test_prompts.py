@@ -6,6 +6,7 @@ import pytest
 
 from rollout.prompts import ChatTokenizer, PromptError
 from services.contracts import Cause, Prompt
+from services.storage.errors import StoreError
 
 PLAIN = "{{ messages[0]['content'] }}"
 PICKY = "{% if messages|length > 1 %}{{ raise_exception('one message only') }}{% endif %}{{ messages[0]['content'] }}"
@@ -31,6 +32,38 @@ def test_a_template_file_replaces_the_tokenizer_s_template(tiny_model, tmp_path)
     assert ChatTokenizer(str(tiny_model), 9, str(file)).prompt_ids(prompt("12")).tolist() == ids_of("12")
 
 
+def test_a_template_beside_the_recipe_comes_with_the_run(tiny_model):
+    tokenizer = ChatTokenizer(str(tiny_model), 9, "./chat.jinja", {"./chat.jinja": PLAIN})
+    assert tokenizer.prompt_ids(prompt("12")).tolist() == ids_of("12")
+    with pytest.raises(StoreError, match="expected the name of a file that the run was submitted with"):
+        ChatTokenizer(str(tiny_model), 9, "./chat.jinja", {"./other": PLAIN})
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("root:TOP-SECRET\n{% for x TOP-SECRET %}", "TemplateSyntaxError in line 2"),
+        ("{{ TOP_SECRET.missing.field }}", "UndefinedError"),
+    ],
+)
+def test_errors_of_a_template_do_not_quote_it(tiny_model, tmp_path, text, said):
+    file = tmp_path / "chat.jinja"
+    file.write_text(text)
+    with pytest.raises(PromptError) as caught:
+        ChatTokenizer(str(tiny_model), 9, str(file)).prompt_ids(prompt("1"))
+    assert str(caught.value) == f"prompt 'p000007' was rejected by the chat template: {said}"
+
+
+def test_errors_of_a_tokenizer_do_not_quote_it(tiny_model, tmp_path):
+    for file in tiny_model.iterdir():
+        if file.name != "tokenizer.json":
+            (tmp_path / file.name).symlink_to(file)
+    (tmp_path / "tokenizer.json").write_text('{"version": "TOP-SECRET", "model": "TOP-SECRET"}')
+    with pytest.raises(ValueError, match="expected a folder with a tokenizer that transformers can load") as caught:
+        ChatTokenizer(str(tmp_path), 9)
+    assert "SECRET" not in str(caught.value)
+
+
 def test_template_none_joins_the_texts(tiny_model):
     ids = ChatTokenizer(str(tiny_model), 9, "none").prompt_ids(prompt("1", "2")).tolist()
     newline = 7 + string.printable.index("\n")
@@ -49,7 +82,7 @@ def test_a_base_model_without_a_template_names_the_setting(tiny_model, tmp_path)
 
 
 def test_a_template_that_cannot_be_read_names_the_setting(tiny_model):
-    with pytest.raises(ValueError, match=r"model\.chat_template: '/no/such\.jinja' is not valid"):
+    with pytest.raises(StoreError, match=r"^model\.chat_template: '/no/such\.jinja' is not valid"):
         ChatTokenizer(str(tiny_model), 9, "/no/such.jinja")
 
 

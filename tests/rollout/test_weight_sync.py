@@ -29,11 +29,11 @@ from rollout.engine import Generation, PoisonedError
 from rollout.generation import ResponseGenerator
 from rollout.prompts import ChatTokenizer
 from rollout.tasks import GroupWorker, LeasedTask
-from services.cancellation import cancel_and_wait
 from services.contracts import Cause, Lane, Prompt, Release, Sampling, Task
 from services.streams.delivery.consumer import Consumer
 from services.streams.delivery.payloads import SamplePayload, fetch, pack, unpack
 from services.streams.state.group_state import GroupTransitions
+from services.waits import cancel_and_wait
 from tests.harness.free_ports import free_port
 from tests.harness.small_run import recipe_document, service_context
 from tests.rollout.hand_sampler import LEASE_S, HandSampler, leave_a_group_behind, task
