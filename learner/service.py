@@ -18,7 +18,7 @@ import logging
 from learner.coordinator.coordinator import Coordinator
 from learner.rank.commands import Command
 from learner.rank.worker import RankWorker
-from services.contracts import Batch, Fence
+from services.contracts import Batch
 from services.process import Context
 
 log = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ class LearnerService:
 
     async def _carry_out(self, command: Command) -> None:
         if command.do in ("train", "retrain") and command.batch is not None:
-            await self._train(command.batch, command.fence, command.version, archived=command.do == "retrain")
+            await self._train(command, command.batch)
         elif command.do == "snapshot":
             await self._worker.snapshot()
         elif command.do == "save" and command.step is not None:
@@ -72,9 +72,12 @@ class LearnerService:
         elif command.do == "load" and command.name is not None:
             await self._worker.resume.restore(command.name)
 
-    async def _train(self, batch: Batch, fence: Fence, version: int | None, *, archived: bool) -> None:
+    async def _train(self, command: Command, batch: Batch) -> None:
+        archived, rate = command.do == "retrain", command.learning_rate
         patience_s = self._context.record.recipe.limits.stall_timeout_s
         with self._context.waits.on("training", f"the optimizer steps of rollout step {batch.step}", patience_s):
-            trained = await self._worker.training.train(batch, fence, version, archived=archived)
+            trained = await self._worker.training.train(
+                batch, command.fence, command.version, learning_rate=rate, archived=archived
+            )
         if trained is not None and not archived:
-            self._worker.training.check_gradients(batch.step, fence)
+            self._worker.training.check_gradients(batch.step, command.fence)

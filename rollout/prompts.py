@@ -6,9 +6,10 @@ Must not call the engine, which handles token ids only.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +17,14 @@ from numpy.typing import NDArray
 from services.contracts import Cause, Prompt
 from services.settings import NO_TEMPLATE
 from services.settings.faults import shown
-from services.storage.models import local_file
+from services.storage.models import local_text
+
+if TYPE_CHECKING:
+    from jinja2 import TemplateError
+
+NO_FILES: Mapping[str, str] = MappingProxyType({})
+SHOWN_CHARACTERS = 200
+"""Of what a template says when it refuses a prompt."""
 
 
 class PromptError(ValueError):
@@ -30,21 +38,26 @@ class PromptError(ValueError):
 class ChatTokenizer:
     """The model folder's tokenizer (transformers AutoTokenizer) under the recipe's chat template.
 
-    `chat_template`: null uses the tokenizer's own, `none` joins the messages' texts; any other value is the path of a
-    Jinja file, which may be in a store.
+    `chat_template`: null uses the tokenizer's own, `none` joins the messages' texts; any other value names a Jinja
+    file: one of the run's `files` (`./NAME`), or one below an allowed root, which may be in a store.
     """
 
-    def __init__(self, model_path: str, max_prompt_tokens: int, chat_template: str | None = None) -> None:
+    def __init__(
+        self,
+        model_path: str,
+        max_prompt_tokens: int,
+        chat_template: str | None = None,
+        files: Mapping[str, str] = NO_FILES,
+    ) -> None:
         """Load the tokenizer from the folder, never from the network.
 
-        Raises ValueError when the chat template or the end-of-sequence token is missing or cannot be read.
+        Raises ValueError when the tokenizer, the chat template or the end-of-sequence token is missing or cannot be
+        read; StoreError for a template that may not be read, or that its store does not have.
         """
-        from transformers import AutoTokenizer
-
-        self._tokenizer: Any = AutoTokenizer.from_pretrained(model_path, local_files_only=True)
+        self._tokenizer: Any = _loaded(model_path)
         self._joins = chat_template == NO_TEMPLATE
         if chat_template is not None and not self._joins:
-            self._tokenizer.chat_template = _template(local_file(chat_template, "model.chat_template"))
+            self._tokenizer.chat_template = local_text(chat_template, "model.chat_template", files)
         if not self._joins and not self._tokenizer.chat_template:
             raise ValueError(
                 f"model.chat_template: {shown(chat_template)} is not valid: "
@@ -79,21 +92,34 @@ class ChatTokenizer:
                 list(prompt.messages), tokenize=True, add_generation_prompt=True, return_dict=True
             )
         except TemplateError as error:
-            reason = f"prompt {prompt.id!r} was rejected by the chat template: {error}"
-            raise PromptError(reason, Cause.REFUSED) from error
+            reason = f"prompt {prompt.id!r} was rejected by the chat template: {_refusal(error)}"
+            raise PromptError(reason, Cause.REFUSED) from None  # a cause would show lines of the template
 
     def text(self, response_ids: Sequence[int] | NDArray[np.int32]) -> str:
         """The response as text, without special tokens."""
         return str(self._tokenizer.decode([int(token) for token in response_ids], skip_special_tokens=True))
 
 
-def _template(file: Path) -> str:
+def _loaded(model_path: str) -> Any:
+    from transformers import AutoTokenizer
+
     try:
-        return file.read_text()
-    except (OSError, UnicodeDecodeError) as error:
+        return AutoTokenizer.from_pretrained(model_path, local_files_only=True)
+    except Exception as error:  # noqa: BLE001 - each tokenizer has errors of its own, which quote its files
         raise ValueError(
-            f"model.chat_template: {str(file)!r} is not valid: expected the path of a readable Jinja file ({error})"
+            f"model_path: {model_path!r} is not valid: expected a folder with a tokenizer that transformers can load "
+            f"({type(error).__name__})"
         ) from None
+
+
+def _refusal(error: TemplateError) -> str:
+    """What a template says with raise_exception, else the kind of its fault and the line: none of its text."""
+    from jinja2 import TemplateError, TemplateSyntaxError
+
+    if type(error) is TemplateError:
+        return str(error)[:SHOWN_CHARACTERS]
+    line = f" in line {error.lineno}" if isinstance(error, TemplateSyntaxError) else ""
+    return f"{type(error).__name__}{line}"
 
 
 def stop_token_ids(folder: Path, tokenizer_eos: int | None) -> tuple[int, ...]:

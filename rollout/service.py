@@ -21,12 +21,13 @@ from rollout.generation import ResponseGenerator
 from rollout.prompts import ChatTokenizer
 from rollout.tasks import GroupWorker, LeasedTask
 from rollout.weight_sync import WeightFollower
-from services.cancellation import cancel_and_wait
 from services.contracts import Lane, Task
 from services.process import Context, collect_garbage_rarely
 from services.storage.models import local_model, models_folder
 from services.streams.delivery.consumer import Consumer
 from services.streams.state.group_state import GroupTransitions
+from services.streams.state.rewards.reward_files import read_reward_files
+from services.waits import cancel_and_wait
 
 log = logging.getLogger(__name__)
 
@@ -62,8 +63,9 @@ class RolloutService:
         with context.waits.on("model", "the model to be copied to this node", startup_s):
             model_path = str(await asyncio.to_thread(local_model, named, models_folder()))
         with context.waits.on("tokenizer", "the tokenizer to load", startup_s):
+            files = await read_reward_files(context.redis, context.record)
             tokenizer = await asyncio.to_thread(
-                ChatTokenizer, model_path, recipe.max_prompt_tokens, recipe.model.chat_template
+                ChatTokenizer, model_path, recipe.max_prompt_tokens, recipe.model.chat_template, files
             )
         with context.waits.on("engine", "the engine to load the model and answer", startup_s):
             engine = await RolloutEngine.start(recipe, model_path, tokenizer.stop_ids, heartbeat.info.id)

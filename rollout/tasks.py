@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from rollout.generation import MixedVersionError, ResponseGenerator, ResponseRequest
 from rollout.prompts import PromptError
-from services.cancellation import cancel_and_wait
 from services.contracts import Cause, Lane, Sample, SampleFacts, Task, TaskResult
 from services.metrics import MESSAGES, TOKENS
 from services.process import Context
@@ -34,7 +33,7 @@ from services.streams.state.group_state import (
     missing_samples,
     rejection,
 )
-from services.waits import REDIS_MEMORY
+from services.waits import REDIS_MEMORY, cancel_and_wait
 
 log = logging.getLogger(__name__)
 

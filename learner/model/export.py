@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from learner.weight_sync.snapshot import Snapshot
 from services.contracts import EvaluationRecord
 from services.settings import NO_TEMPLATE
 from services.storage.folders import put_folder
-from services.storage.models import local_file
+from services.storage.models import local_text
 from services.storage.places import configured_store
 
 EXPORT = "export"
@@ -43,11 +43,15 @@ def stored(folder: Path, run: str, check: Callable[[], None]) -> str:
     return str(at / run / EXPORT)
 
 
-def tokenizer_of(source: Path, chat_template: str | None) -> Any:
-    """The tokenizer of the initial model, with the chat template that formatted the prompts of the run."""
+def tokenizer_of(source: Path, chat_template: str | None, files: Mapping[str, str]) -> Any:
+    """The tokenizer of the initial model, with the chat template that formatted the prompts of the run.
+
+    `files`: the texts of the files that the run was submitted with, by name (`./chat.jinja`). Raises StoreError for a
+    template that may not be read.
+    """
     tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=True)
     if chat_template not in (None, NO_TEMPLATE):
-        tokenizer.chat_template = local_file(str(chat_template), "model.chat_template").read_text()
+        tokenizer.chat_template = local_text(str(chat_template), "model.chat_template", files)
     return tokenizer
 
 

@@ -95,13 +95,23 @@ def _remote_config(path: str, cache: Path) -> Path:
     return local_copy(f"{path.rstrip('/')}/config.json", "model.path", cache).parent
 
 
+def _read_config(folder: Path, shown: str) -> Any:
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(folder, local_files_only=True)
+    except Exception as error:  # noqa: BLE001 - each architecture's config has errors of its own, which quote it
+        expected = f"expected a config.json that transformers can read ({type(error).__name__})"
+        raise ModelSourceError(f"model.path: {shown[:200]!r} is not valid: {expected}") from None
+
+
 def _config(model: ModelSettings, cache: Path) -> Any:
     from transformers import AutoConfig
 
     elsewhere = is_remote(model.path) or is_hub(model.path)
     folder = _remote_config(str(model.path), cache) if elsewhere else model_folder(model, cache)
     if (folder / "config.json").is_file():
-        return AutoConfig.from_pretrained(folder, local_files_only=True)
+        return _read_config(folder, str(model.path or model.package))
     if model.architecture is not None:
         fields = model.architecture.model_dump(exclude={"model_type"})
         try:

@@ -23,6 +23,7 @@ from services.storage.hub.copies import DOWNLOAD_S, pinned_name
 from services.storage.hub.selection import TOKENIZER_FILES
 from services.storage.models import PACKAGE, packaged_folder
 from services.storage.places import is_remote, parse_address
+from services.storage.roots.opening import check_address, place_of
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +74,9 @@ def record_name(model: ModelSettings, cache: Path, deadline_s: float = DOWNLOAD_
 def _checked_name(model: ModelSettings, cache: Path) -> str:
     """The name of a folder here or in a store, whose files are checked. Raises ModelSourceError, StoreError."""
     if not is_remote(model.path):
+        place_of(str(model.path), "model.path")
         return str(prepare_model(model, cache))
+    check_address(str(model.path), "model.path")
     # The contents are listed in the store: this node may never need the model itself.
     found = contents(parse_address(str(model.path), "model.path"), "model.path")
     if missing := _missing_of(found.__contains__):

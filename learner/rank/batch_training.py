@@ -35,15 +35,21 @@ class BatchTraining:
         self._rank = rank
 
     async def train(
-        self, batch: Batch, fence: Fence, version: int | None = None, *, archived: bool = False
+        self,
+        batch: Batch,
+        fence: Fence,
+        version: int | None = None,
+        *,
+        learning_rate: float | None = None,
+        archived: bool = False,
     ) -> Trained | None:
         """Train one rollout step. None if `stopping` was set meanwhile and interrupted it. Collective.
 
-        `fence`: the learner under whose name the batch is archived. `version`: that of the policy, see `Trainer.train`.
+        `fence`: the learner under whose name the batch is archived. `version`, `learning_rate`: see `Trainer.train`.
         With `archived` the payloads come from the archive, where that learner wrote them when it trained the step
         first.
         """
-        work = asyncio.ensure_future(self._train(batch, fence, version, archived))
+        work = asyncio.ensure_future(self._train(batch, fence, version, learning_rate, archived))
         stopping = asyncio.create_task(self._rank.service.stopping.wait())
         try:
             await asyncio.wait({work, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -56,7 +62,9 @@ class BatchTraining:
         finally:
             stopping.cancel()
 
-    async def _train(self, batch: Batch, fence: Fence, version: int | None, archived: bool) -> Trained:
+    async def _train(
+        self, batch: Batch, fence: Fence, version: int | None, learning_rate: float | None, archived: bool
+    ) -> Trained:
         trainer = self._rank.trainer
         damaged: dict[str, str] = {}
         while True:
@@ -71,7 +79,7 @@ class BatchTraining:
             batch = masked(batch, unusable)
         error = None if archived else await self._archive(batch, payloads, fence)
         await self._exchange(batch, {}, error)
-        trained = await self._rank.in_order(lambda: trainer.train(plans, payloads, version))
+        trained = await self._rank.in_order(lambda: trainer.train(plans, payloads, version, learning_rate))
         return replace(trained, damaged=tuple(damaged.values()), batch_digest=batch_digest(batch))
 
     async def _payloads(

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from learner.archive import FACTS, FIRST_STEP, ArchiveError, RunArchive, RunFacts
+from learner.archive import FACTS, FIRST_STEP, ArchiveError, RunArchive, RunFacts, read_message
 from learner.checkpoint.manager import Checkpoints
 from learner.checkpoint.manifest import Checkpoint
 from learner.recovery.start import archived_payloads, archiving_ranks, other_weights
@@ -326,13 +326,16 @@ def run_rank(
 
 
 def _train(trainer: Trainer, archive: RunArchive, steps: tuple[int, int], rank: int, out: Path) -> None:
-    writers = archive.trained()
+    # As the first learner found the recipe, before any edit: records of earlier releases do not state their rate.
+    writers, first_rate = archive.trained(), read_message(archive.folder / FACTS, RunFacts).recipe.learner.learning_rate
     for step in range(steps[0], steps[1] + 1):
+        record = archive.record(step)  # without one, the step has the rate of the previous one
+        rate = (record.learning_rate or first_rate) if record else None
         batch = archive.batch(step, writers[step])
         plans = trainer.plan(batch)
         payloads = archived_payloads(archive, batch, writers[step])
         own = {sample.payload: payloads[sample.payload] for plan in plans for sample in plan.shares[rank]}
-        trained = trainer.train(plans, own)
+        trained = trainer.train(plans, own, learning_rate=rate)
         if rank == 0:
             with out.open("a") as file:
                 file.write(ReplayedStep(step=step, optimizer=trained.optimizer).model_dump_json() + "\n")

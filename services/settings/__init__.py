@@ -17,7 +17,7 @@ from services.settings.cluster_limits import (
 from services.settings.data import HELD_OUT, DataSettings, EvaluationSet, SourceSettings
 from services.settings.expiry import ExpiryError, load_expiry
 from services.settings.presets import PRESETS
-from services.settings.recipe import Recipe, RecipeError, check_files, load_recipe, parse_recipe
+from services.settings.recipe import Recipe, RecipeError, check_files, check_trackers, load_recipe, parse_recipe
 from services.settings.sections import (
     NO_TEMPLATE,
     LearnerSettings,
@@ -48,6 +48,7 @@ __all__ = [
     "WeightsSettings",
     "check_files",
     "check_reward_limits",
+    "check_trackers",
     "load_cluster_limits",
     "load_expiry",
     "load_recipe",

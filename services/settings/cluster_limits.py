@@ -27,7 +27,7 @@ VALUES = {VERIFIER_CODE: "verifierCode"}
 
 
 class ClusterLimitsError(ValueError):
-    """The file of PENSTOCK_BOUNDS cannot be used; one line."""
+    """What the operator sets for all runs cannot be used: PENSTOCK_BOUNDS, or PENSTOCK_ROOTS; one line."""
 
 
 class ResourceRequest(NamedTuple):

@@ -27,6 +27,7 @@ from services.settings.sections import (
     LimitsSettings,
     ModelSettings,
     RolloutSettings,
+    TrackingSettings,
     VerifierSettings,
     WeightsSettings,
 )
@@ -64,6 +65,7 @@ class Recipe(Section):
     weights: WeightsSettings = WeightsSettings()
     limits: LimitsSettings
     evaluation: EvaluationSettings = EvaluationSettings()
+    tracking: TrackingSettings = TrackingSettings()
 
     @model_validator(mode="after")
     def _fits_together(self) -> Recipe:
@@ -157,11 +159,13 @@ class Recipe(Section):
     def file_uses(self) -> tuple[FileUse, ...]:
         """Each use of a file beside the recipe, with the setting that names it."""
         found = (use for setting, reward in self.stated_rewards.items() for use in uses_of(setting, reward))
-        return (*found, *(FileUse(name, "verifier.files") for name in self.verifier.files))
+        template = self.model.chat_template or ""
+        own = [FileUse(template, "model.chat_template")] if template.startswith("./") else []
+        return (*found, *own, *(FileUse(name, "verifier.files") for name in self.verifier.files))
 
     @property
     def reward_files(self) -> tuple[str, ...]:
-        """The files beside the recipe that its rewards need, such as `./rewards.py`."""
+        """The files beside the recipe that travel with its run, such as `./rewards.py`."""
         return tuple(dict.fromkeys(use.name for use in self.file_uses))
 
     @property
@@ -301,6 +305,15 @@ def parse_recipe(document: Any) -> Recipe:
 def check_files(recipe: Recipe, files: Mapping[str, str]) -> None:
     """Check the texts of the files beside a recipe, by name. Raises RecipeError with one line per fault."""
     if faults := file_faults(recipe.file_uses, files):
+        raise RecipeError("\n".join(faults))
+
+
+def check_trackers(recipe: Recipe) -> None:
+    """Check that this Python has the libraries of a recipe's trackers. Raises RecipeError with one line per fault.
+
+    For the platform: a client that submits a recipe needs none of them.
+    """
+    if faults := recipe.tracking.missing:
         raise RecipeError("\n".join(faults))
 
 

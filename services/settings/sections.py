@@ -5,9 +5,10 @@ Must not relate one section to another; the recipe does.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from importlib.util import find_spec
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from services.contracts import MOST_TOP_K
 from services.settings.base import Positive, Seconds, Section
@@ -16,6 +17,8 @@ from services.settings.faults import invalid, shown
 from services.settings.rewards.kinds import KINDS, checked_file
 from services.settings.rewards.reward import COMBINATIONS, NAME, RewardSetting
 
+TRACKER_MODULES = {"tensorboard": "tensorboardX", "mlflow": "mlflow", "wandb": "wandb"}
+"""By tracker: the module of its library, which the extra of that name installs."""
 NO_TEMPLATE = "none"
 """The chat template of a base model: the texts of the messages, joined."""
 
@@ -195,6 +198,8 @@ class LimitsSettings(Section):
     `max_logprob_difference` (nats; null: by the dtypes) is the largest mean absolute difference per token between the
     log-probs of the learner and those of a rollout replica, on tokens for which both used the same weights. A rollout
     step above it is reported as `logprobs-differ`.
+    `archive`: which groups the run's folder keeps with prompt, responses and verdicts once they have ended; `trained`
+    keeps neither those that were filtered, stale or dead, nor those of evaluations.
     """
 
     rollout_steps: Annotated[int, Field(ge=0)]
@@ -204,6 +209,68 @@ class LimitsSettings(Section):
     max_inflight_groups: Positive = 64
     lease_s: Seconds = 30.0
     max_deliveries: Positive = 5
+    archive: Literal["all", "trained", "none"] = "all"
     max_logprob_difference: Annotated[float, Field(gt=0)] | None = None
     startup_timeout_s: Seconds = 600.0
     stall_timeout_s: Seconds = 600.0
+
+
+class TensorBoardSettings(Section):
+    """Curves for TensorBoard, in event files in a `folder` below the run's folder."""
+
+    folder: Annotated[str, Field(pattern=r"^[\w-][\w.-]*(/[\w-][\w.-]*)*$", max_length=200)] = "tensorboard"
+
+
+class MlflowSettings(Section):
+    """A run of MLflow in an `experiment`. `uri`: the server; null: MLFLOW_TRACKING_URI, else a file of the run's."""
+
+    uri: Annotated[str, Field(pattern=r"^(https?://[^\s@]+|databricks(://[\w.-]+)?)$")] | None = None
+    experiment: Annotated[str, Field(min_length=1, max_length=200)] = "penstock"
+
+
+class WandbSettings(Section):
+    """A run of Weights & Biases. `offline` writes below the run's folder what `wandb sync` uploads later."""
+
+    project: Annotated[str, Field(pattern=r"^[\w.-]{1,128}$")] = "penstock"
+    entity: Annotated[str, Field(pattern=r"^[\w.-]{1,128}$")] | None = None
+    mode: Literal["offline", "online"] = "offline"
+
+
+class TrackingSettings(Section):
+    """The trackers to which a run's log is copied: those that are named, as a mapping or a list of names.
+
+    Credentials are never here: they come from the environment of the platform.
+    """
+
+    tensorboard: TensorBoardSettings | None = None
+    mlflow: MlflowSettings | None = None
+    wandb: WandbSettings | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _named_alone(cls, given: Any) -> Any:
+        """A tracker that is named without settings has its defaults."""
+        if isinstance(given, (list, tuple)):
+            given = dict.fromkeys(given) if all(isinstance(name, str) for name in given) else given
+        if not isinstance(given, dict):
+            return given
+        for name in given:
+            if name not in cls.model_fields:
+                raise ValueError(invalid("tracking", name, " or ".join(cls.model_fields)))
+        return {name: {} if settings is None else settings for name, settings in given.items()}
+
+    @model_serializer(mode="wrap")
+    def _those_named(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {name: settings for name, settings in dump(self).items() if settings is not None}
+
+    @property
+    def named(self) -> dict[str, Section]:
+        """The settings of each tracker that is named."""
+        return {name: settings for name, settings in self if settings is not None}
+
+    @property
+    def missing(self) -> list[str]:
+        """The trackers whose library this Python does not have, one fault per line."""
+        absent = [name for name in self.named if find_spec(TRACKER_MODULES[name]) is None]
+        expected = "a tracker whose library the platform has; install it with pip install 'penstock[{}]'"
+        return [invalid("tracking", name, expected.format(name)) for name in absent]

@@ -7,18 +7,21 @@ node, because nodes may share no disk.
 from __future__ import annotations
 
 import logging
+import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from services.retry import Retry
-from services.storage.errors import StoreOutageError
+from services.storage.errors import StoreError, StoreOutageError
 from services.storage.folders import local_copy
 from services.storage.hub.address import is_pinned
 from services.storage.hub.copies import hub_copy
 from services.storage.mirror import exclusive
 from services.storage.places import is_remote, runs_folder
+from services.storage.roots.allowed import BESIDE, fault_text
+from services.storage.roots.opening import check_address, place_of, read_text
 
 log = logging.getLogger(__name__)
 
@@ -50,28 +53,45 @@ def inputs_folder() -> Path:
 def local_model(name: str, cache: Path) -> Path:
     """The folder on this node of a model by its name in the record: a folder, package:NAME, s3://...#mark, hf://...#digest.
 
-    Fetched or prepared if it is not there yet, once per node. Raises ModelUnavailableError, StoreError, OSError.
+    Fetched or prepared if it is not there yet, once per node. A folder, or an address, must be below an allowed root.
+    Raises ModelUnavailableError, StoreError, OSError.
     """
     if name.startswith(PACKAGE):
         return _packaged(name.removeprefix(PACKAGE), cache)
     if is_pinned(name):
         return _patiently(lambda: hub_copy(name, "model.path", "model", cache))
-    return _fetched(name, "model.path", cache) if is_remote(name) else Path(name)
+    return _fetched(name, "model.path", cache) if is_remote(name) else place_of(name, "model.path")
 
 
 def local_file(path: str, field: str) -> Path:
-    """A file or folder that a recipe's `field` names, on this node. Raises StoreError, OSError."""
-    return _fetched(path, field, inputs_folder()) if is_remote(path) else Path(path)
+    """A file or folder that a recipe's `field` names, on this node, below an allowed root, its links resolved.
+
+    Raises StoreError, OSError.
+    """
+    return _fetched(path, field, inputs_folder()) if is_remote(path) else place_of(path, field)
+
+
+def local_text(path: str, field: str, files: Mapping[str, str]) -> str:
+    """The text of a small file that a recipe's `field` names: one of the run's `files` (`./NAME`), a path, an address.
+
+    Raises StoreError, which holds nothing of the text, and OSError.
+    """
+    if path.startswith(BESIDE):
+        if path not in files:
+            raise StoreError(fault_text(field, path, "the name of a file that the run was submitted with"))
+        return files[path]
+    return read_text(str(_fetched(path, field, inputs_folder())) if is_remote(path) else path, field)
 
 
 def local_data(path: str, field: str) -> Path:
     """A file or folder with data, on this node; unlike `local_file` also of the hub. Raises StoreError, OSError."""
     if is_pinned(path):
-        return _patiently(lambda: hub_copy(path, field, "dataset", inputs_folder()))
-    return local_file(path, field)
+        return Path(os.path.realpath(_patiently(lambda: hub_copy(path, field, "dataset", inputs_folder()))))
+    return Path(os.path.realpath(local_file(path, field)))
 
 
 def _fetched(text: str, field: str, cache: Path) -> Path:
+    check_address(text, field)
     return _patiently(lambda: local_copy(text, field, cache))
 
 

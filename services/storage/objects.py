@@ -139,6 +139,20 @@ def get_file(at: StoreAddress, size: int, path: Path) -> None:
         raise StoreError(f"{at} could not be read: it has {written} bytes now, not {size}")
 
 
+def get_part(at: StoreAddress, start: int, size: int) -> bytes:
+    """`size` bytes of an object from `start`. Raises MissingObjectError, StoreError."""
+    import obstore
+
+    ask = partial(obstore.get_range, _bucket(at), at.key, start=start, length=size)
+    try:
+        return bytes(_tried(f"{at} could not be read", ask))
+    except _WholeOnlyError:  # some servers answer so to a part that is the whole
+        found = head(at)
+        if found is None or found.size > PART_BYTES:
+            raise
+        return get_bytes(at)[start : start + size]
+
+
 def _get_parts(at: StoreAddress, size: int, file: BinaryIO) -> int:
     starts = range(0, size, PART_BYTES)
     written = _get_part(at, starts[0], size, file.fileno())  # shows whether the server supports parts

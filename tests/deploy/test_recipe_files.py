@@ -136,3 +136,80 @@ def test_a_file_that_may_not_be_read_is_named(recipe: Path, monkeypatch: pytest.
     with pytest.raises(RecipeError) as error:
         load_with_files(recipe)
     assert str(error.value) == f"data.verifier: './rewards.py' in {recipe.parent} cannot be read (Permission denied)"
+
+
+def relative(**model: Any) -> dict[str, Any]:
+    rows = {"source": "jsonl", "layout": "fields", "options": {}}
+    sets = [{**rows, "name": "more", "path": "s3://bucket/more.jsonl"}]
+    found = recipe_document("/model", data={**rows, "path": "../data/rows.jsonl"}, evaluation={"sets": sets})
+    return found | {"model": {"path": "models/tiny", "max_model_len": 256, **model}}
+
+
+@pytest.mark.parametrize("api", [None, "http://127.0.0.1:8470", "http://localhost:1/", "http://[::1]:8470"])
+def test_relative_paths_begin_at_the_recipe(recipe: Path, monkeypatch: pytest.MonkeyPatch, api: str | None) -> None:
+    recipe.write_text(json.dumps(relative()))
+    monkeypatch.chdir(recipe.parent)
+    for path in (recipe, Path(recipe.name)):
+        loaded, _ = load_with_files(path, api)
+        assert loaded.model.path == f"{recipe.parent}/models/tiny"
+        assert loaded.data.path == f"{recipe.parent.parent}/data/rows.jsonl"
+        assert loaded.evaluation.sets[0].path == "s3://bucket/more.jsonl"
+
+
+@pytest.mark.parametrize(
+    "api", ["https://penstock.example.org", "http://10.0.0.1:8470", "http://127.0.0.1.example.org"]
+)
+def test_relative_paths_are_not_for_another_machine(recipe: Path, api: str) -> None:
+    recipe.write_text(json.dumps(relative()))
+    with pytest.raises(RecipeError) as error:
+        load_with_files(recipe, api)
+    expected = f"expected an absolute path that the machines of {api} have, s3://... or ORG/NAME@REVISION"
+    assert str(error.value).startswith(f"model.path: 'models/tiny' is not valid: {expected}")
+    document = relative(path="org/tiny@main")
+    document["data"]["path"] = "/data/rows.jsonl"
+    recipe.write_text(json.dumps(document))
+    assert load_with_files(recipe, api)[0].data.path == "/data/rows.jsonl"
+
+
+@pytest.mark.parametrize("name", ["lib/chat.jinja", "./lib/chat.jinja", "lib/../lib/chat.jinja"])
+def test_a_chat_template_travels_with_the_run(recipe: Path, name: str) -> None:
+    (recipe.parent / "lib").mkdir()
+    (recipe.parent / "lib/chat.jinja").write_text("{{ messages }}")
+    recipe.write_text(json.dumps(relative(chat_template=name)))
+    loaded, files = load_with_files(recipe)
+    assert (loaded.model.chat_template, files) == ("./lib/chat.jinja", {"./lib/chat.jinja": "{{ messages }}"})
+
+
+@pytest.mark.parametrize("name", ["none", "/no/chat.jinja", "s3://bucket/chat.jinja"])
+def test_other_chat_templates_are_left_as_they_are(recipe: Path, name: str) -> None:
+    recipe.write_text(json.dumps(relative(chat_template=name)))
+    loaded, files = load_with_files(recipe)
+    assert (loaded.model.chat_template, files) == (name, {})
+
+
+def test_a_chat_template_outside_of_the_folder_is_refused(recipe: Path) -> None:
+    secret = recipe.parent.parent / "chat.jinja"
+    secret.write_text("{{ messages }}")
+    (recipe.parent / "link.jinja").symlink_to(secret)
+    table = {
+        "../chat.jinja": "model.chat_template: './../chat.jinja' is not valid: expected ./FILE, a path below",
+        "link.jinja": f"model.chat_template: './link.jinja' is not valid: expected a file in {recipe.parent}, and not",
+    }
+    for name, expected in table.items():
+        recipe.write_text(json.dumps(relative(chat_template=name)))
+        with pytest.raises(RecipeError) as error:
+            load_with_files(recipe)
+        assert str(error.value).startswith(expected)
+
+
+def test_validate_checks_the_paths_that_exist_here(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PENSTOCK_ROOTS")
+    monkeypatch.setenv("HOME", str(recipe.parent))
+    monkeypatch.chdir(recipe.parent)
+    recipe.write_text(json.dumps(relative()))
+    assert penstock("validate", str(recipe))[0] == 0
+    outside = recipe.parent.parent / "data/rows.jsonl"
+    outside.parent.mkdir()
+    outside.touch()
+    status, output = penstock("validate", str(recipe))
+    assert (status, f"data.path: '{outside}' is not valid: expected a path below one of" in output) == (2, True)

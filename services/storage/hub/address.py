@@ -14,6 +14,8 @@ from services.storage.errors import StoreError
 
 SCHEME = "hf://"
 MAIN = "main"
+SHOWN = 200
+"""Characters of an address that an error shows."""
 Kind = Literal["model", "dataset"]
 PREFIXES: dict[Kind, str] = {"model": "", "dataset": "datasets/"}
 """What an address has before the repository, by kind; `models/` is accepted too."""
@@ -95,4 +97,4 @@ def parse_hub(text: str, field: str, kind: Kind) -> HubAddress:
 
 
 def _invalid(text: str, field: str, kind: Kind, fault: str) -> StoreError:
-    return StoreError(f"{field}: {text!r} is not valid: expected {EXPECTED[kind]}{fault}")
+    return StoreError(f"{field}: {text[:SHOWN]!r} is not valid: expected {EXPECTED[kind]}{fault[:SHOWN]}")

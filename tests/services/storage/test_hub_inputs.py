@@ -71,8 +71,8 @@ async def test_a_sampler_reads_the_data_as_it_was_resolved(
 
 def test_a_stored_path_with_an_at_sign_is_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert local_data("sets/aime@2024.jsonl", "data.path") == Path("sets/aime@2024.jsonl")
-    assert local_model("models/tiny@2024", tmp_path) == Path("models/tiny@2024")
+    assert local_data("sets/aime@2024.jsonl", "data.path") == tmp_path / "sets/aime@2024.jsonl"
+    assert local_model("models/tiny@2024", tmp_path) == tmp_path / "models/tiny@2024"
 
 
 def test_data_sets_share_one_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
