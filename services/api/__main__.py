@@ -10,18 +10,22 @@ import asyncio
 import signal
 import sys
 
+from services.api.access.platform import platform_access
+from services.api.access.roles import Access
+from services.api.access.settings import AccessFileError
+from services.api.guard.hosts import HostNamesError
 from services.api.server import serve_api
 from services.process import START_S, add_redis_option, configure_logging
 from services.streams.connection.client import RedisUnavailableError, connect
 
 
-async def _serve(redis_url: str, host: str, port: int, timeout_s: float) -> None:
+async def _serve(redis_url: str, access: Access, host: str, port: int, timeout_s: float) -> None:
     stopping = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
     redis = await connect(redis_url, timeout_s)
     try:
-        await serve_api(redis, host, port, stopping)
+        await serve_api(redis, access, host, port, stopping)
     finally:
         await redis.aclose()
 
@@ -38,8 +42,9 @@ def main() -> int:
     arguments = parser.parse_args()
     configure_logging("api")
     try:
-        asyncio.run(_serve(arguments.redis, arguments.host, arguments.port, arguments.patience))
-    except (RedisUnavailableError, OSError) as error:
+        access = platform_access()  # before anything listens: without access nothing is served
+        asyncio.run(_serve(arguments.redis, access, arguments.host, arguments.port, arguments.patience))
+    except (AccessFileError, HostNamesError, RedisUnavailableError, OSError) as error:
         print(f"api: {error}", file=sys.stderr)
         return 2
     return 0

@@ -1,5 +1,6 @@
 """deploy/compose.yaml: valid by the specification, closed to other machines, and every file that it names exists."""
 
+import hashlib
 import os
 import re
 import stat
@@ -80,12 +81,13 @@ def test_prometheus_finds_its_rules():
 
 def test_used_secrets_and_volumes_are_declared():
     for service in SERVICES.values():
-        assert set(service.get("secrets", [])) <= COMPOSE["secrets"].keys()
+        used = [secret["source"] if isinstance(secret, dict) else secret for secret in service.get("secrets", [])]
+        assert set(used) <= COMPOSE["secrets"].keys()
         named = {volume.split(":")[0] for volume in service["volumes"] if not volume.startswith(".")}
         assert named <= COMPOSE["volumes"].keys()
     variables = [value for service in SERVICES.values() for value in service.get("environment", {}).values()]
     read = {Path(value).name for value in variables if value.startswith("/run/secrets/")}
-    assert read == {"penstock-password", "grafana-password"}
+    assert read == {"penstock-password", "grafana-password", "access"}
 
 
 def test_passwords_are_written_once_and_are_private(tmp_path):
@@ -95,14 +97,19 @@ def test_passwords_are_written_once_and_are_private(tmp_path):
     folder = tmp_path / "secrets"
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     written = {path.name: path.read_text() for path in folder.iterdir()}
-    assert written.keys() == COMPOSE["secrets"].keys()
+    access = yaml.safe_load(written.pop("access.yaml"))
+    assert written.keys() | {"access"} == COMPOSE["secrets"].keys() | {"api-token"}, "for users of the API"
+    assert {token["name"]: token["sha256"] for token in access["tokens"]} == {
+        name: hashlib.sha256(written[name].encode()).hexdigest() for name in ("api-token", "prometheus-token")
+    }
     assert len(set(written.values())) == len(written)
     assert all(re.fullmatch(r"[0-9a-f]{48}", password) for password in written.values())
     # The containers' users must be able to read them.
     assert all(os.stat(folder / name).st_mode & stat.S_IROTH for name in written)
     again = subprocess.run(["sh", script], capture_output=True, text=True, timeout=30, check=True)
-    assert {path.name: path.read_text() for path in folder.iterdir()} == written
-    assert (first.stdout.count(": written"), again.stdout.count(": kept")) == (3, 3)
+    assert {name: (folder / name).read_text() for name in written} == written
+    assert yaml.safe_load((folder / "access.yaml").read_text()) == access
+    assert (first.stdout.count(": written"), again.stdout.count(": kept")) == (6, 6)
     assert not any(password in first.stdout + again.stdout for password in written.values())
 
 

@@ -67,4 +67,5 @@ def test_scripts_parse(script):
 
 def test_the_context_has_every_package_and_no_data():
     accepted = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
-    assert accepted == {"pyproject.toml", "README.md", "services", "rollout", "verifier", "learner", "deploy"}
+    packages = {"services", "rollout", "verifier", "learner", "deploy", "penstock_client"}
+    assert accepted == {"pyproject.toml", "README.md", *packages}

@@ -1,0 +1,4 @@
+"""Owns what every request must pass before a route sees it.
+
+Must not know a route.
+"""
