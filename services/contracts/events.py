@@ -13,8 +13,10 @@ from services.contracts.base import Count, Finite, Lane, Message
 COMMON_PHASES = ("service-failed", "stalled", "waiting")
 """Phases of events that any service of a run may write."""
 PHASES: dict[str, tuple[str, ...]] = {
-    "api": ("redis-memory-planned",),
+    "api": ("edited", "redis-memory-planned"),
     "controller": (
+        "adopted",
+        "archived",
         "closing-failed",
         "downloaded",
         "expired",
@@ -35,6 +37,9 @@ PHASES: dict[str, tuple[str, ...]] = {
         "summary-not-stored",
     ),
     "sampler": (
+        "archive-failed",
+        "archive-incomplete",
+        "archive-resumed",
         "batch-lost",
         "data-loaded",
         "evaluating",
@@ -72,12 +77,14 @@ PHASES: dict[str, tuple[str, ...]] = {
         "logprobs-differ",
         "non-finite-gradient",
         "payload-damaged",
+        "rate-edited",
         "ready",
         "retrained-differs",
         "starting",
         "weight-sync-failed",
         "weights-late",
     ),
+    "tracker": ("tracking-failed", "tracking-started"),
 }
 """By service: the other phases of its events."""
 

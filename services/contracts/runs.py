@@ -54,17 +54,20 @@ class RewardDigests(Value):
 class Closing(StrEnum):
     """Why an ended run can no longer be resumed.
 
-    `deleting`: everything is deleted, the record last. `expiring`, then `expired`: what users read afterwards stays.
+    `deleting`: everything is deleted, the record last. `expiring`, then `expired`, after a time that the operator sets,
+    and `archiving`, then `archived`, on request: what users read afterwards stays.
     """
 
     DELETING = "deleting"
     EXPIRING = "expiring"
     EXPIRED = "expired"
+    ARCHIVING = "archiving"
+    ARCHIVED = "archived"
 
     @property
     def open(self) -> bool:
         """Whether the controller has yet to delete something."""
-        return self is not Closing.EXPIRED
+        return self not in (Closing.EXPIRED, Closing.ARCHIVED)
 
 
 class Transition(Value):
@@ -73,6 +76,18 @@ class Transition(Value):
     state: RunState
     at: float
     reason: str
+
+
+class RunEdit(Value):
+    """A change of a run's settings in flight: by whom, when (Unix seconds), after which committed rollout step.
+
+    `changes`: by setting, such as `learner.learning_rate`, its value before and after. It counts from a later step on.
+    """
+
+    by: str
+    at: float
+    step: int
+    changes: dict[str, tuple[int | float, int | float]]
 
 
 class Wait(Value):

@@ -129,6 +129,7 @@ class StepRecord(Message):
     the group's oldest token and the one that trained it (versions in records of older releases). `weights` is the
     digest of the version's weights, `batch_digest` that of the batch as it was archived. `epoch` and `owner`: of the
     learner that trained it, which names the files of its batch. Records of older releases have 0 and "" instead.
+    `learning_rate`: learner.learning_rate as it was then, before any warm-up; None in records of older releases.
     """
 
     kind: Literal["step"] = "step"
@@ -148,6 +149,7 @@ class StepRecord(Message):
     batch_digest: str = ""
     epoch: int = 0
     owner: str = ""
+    learning_rate: float | None = None
 
     @property
     def fence(self) -> Fence:

@@ -10,11 +10,12 @@ from collections.abc import Iterable
 from services.contracts import RunState
 from services.settings import ClusterLimits, ResourceRequest
 from services.settings.cluster_limits import role_requests
+from services.streams.runs.queue import rank
 from services.streams.state.run_record import RunRecord
 
 
 def shortage(limits: ClusterLimits, record: RunRecord, records: Iterable[RunRecord]) -> str | None:
-    """Why a queued run has no room, or None. Runs are placed in the order in which they were submitted.
+    """Why a queued run has no room, or None. Runs are placed by priority, then in the order of their submission.
 
     A run that would not even fit alone is skipped, so that it does not block the runs behind it.
     """
@@ -22,7 +23,7 @@ def shortage(limits: ClusterLimits, record: RunRecord, records: Iterable[RunReco
     for other in records:
         if other.problem:
             continue  # nothing is placed for a run that this release cannot read
-        before = other.state is RunState.QUEUED and (other.created_at, other.id) < (record.created_at, record.id)
+        before = other.state is RunState.QUEUED and rank(other) < rank(record)
         waits = before and _alone(limits, other) is None
         holds = not other.state.ended and other.state is not RunState.QUEUED
         if other.id != record.id and (waits or holds):

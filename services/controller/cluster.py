@@ -49,6 +49,9 @@ class Cluster(Protocol):
     async def scale_rollout(self, run: str, replicas: int) -> None:
         """Change the number of rollout replicas; those that stay are not disturbed."""
 
+    async def scale_verifier(self, run: str, replicas: int) -> None:
+        """Change the number of verifier replicas; those that stay are not disturbed."""
+
     async def faults(self, run: str, ready: Collection[HostPid]) -> list[str]:
         """Services whose replacements did not help several times in a row, one line each.
 
@@ -61,6 +64,9 @@ class Cluster(Protocol):
 
     async def shortage(self, record: RunRecord) -> str | None:
         """Why the run cannot be placed now, or None."""
+
+    async def fits_alone(self, record: RunRecord) -> bool:
+        """Whether the run would have room if no other one ran."""
 
     async def stop(self, run: str, deadline_s: float) -> None:
         """Drain and stop everything of the run within `deadline_s` seconds."""

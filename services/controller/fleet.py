@@ -1,4 +1,4 @@
-"""Owns the size of a run's rollout fleet: as requested, within the cluster's limits.
+"""Owns the sizes of a run's fleets: as requested, that of rollout within the cluster's limits.
 
 Must not start or stop replicas itself; it asks the cluster.
 """
@@ -21,23 +21,23 @@ SCALING_S = 60.0
 
 
 class FleetScaling:
-    """The number of rollout replicas of one run. `replicas`: the number last requested from the cluster."""
+    """The numbers of replicas of one run. `replicas`, `verifiers`: those last requested from the cluster."""
 
     def __init__(self, context: RunContext) -> None:
         self._context = context
-        self._scaling = RetriedRequest(
-            context.event_log,
-            context.waits,
-            phase="scaling-failed",
-            failure="the rollout fleet could not be scaled",
-            wait="scaling-again",
-        )
+        self._scaling = self._request("rollout", "scaling-again")
+        self._scaling_verifiers = self._request("verifier", "verifier-scaling-again")
         self._reported = ""
-        self.replicas = 0
+        self.replicas = self.verifiers = 0
+
+    def _request(self, fleet: str, wait: str) -> RetriedRequest:
+        failure = f"the {fleet} fleet could not be scaled"
+        context = self._context
+        return RetriedRequest(context.event_log, context.waits, phase="scaling-failed", failure=failure, wait=wait)
 
     def set_initial(self, record: RunRecord) -> RunRecord:
         """The record with the number of replicas to start with."""
-        self.replicas = self._allowed(record)
+        self.replicas, self.verifiers = self._allowed(record), record.recipe.verifier.replicas
         return self.sized(record)
 
     def sized(self, record: RunRecord) -> RunRecord:
@@ -46,6 +46,10 @@ class FleetScaling:
 
     async def scale(self, record: RunRecord) -> None:
         """Ask the cluster for the requested replicas, if their number changed or the last request failed."""
+        await self._scale_rollout(record)
+        await self._scale_verifiers(record.recipe.verifier.replicas)
+
+    async def _scale_rollout(self, record: RunRecord) -> None:
         replicas, wanted = self._allowed(record), record.rollout_replicas
         if replicas != self.replicas:
             limited = f" ({wanted} are requested; the cluster's limits allow no more)" if replicas < wanted else ""
@@ -58,6 +62,18 @@ class FleetScaling:
         async with self._scaling:
             with self._context.waits.on("scaling", f"the fleet to be scaled to {replicas} replicas", SCALING_S):
                 await self._context.cluster.scale_rollout(self._context.run, replicas)
+
+    async def _scale_verifiers(self, wanted: int) -> None:
+        context, request = self._context, self._scaling_verifiers
+        if wanted != self.verifiers:
+            await context.event_log.write("scaling", f"verifier {self.verifiers} -> {wanted} replicas")
+            self.verifiers = wanted
+        elif not request.retry_pending:
+            return
+        if request.due:
+            async with request:
+                with context.waits.on("scaling", f"the verifiers to be scaled to {wanted} replicas", SCALING_S):
+                    await context.cluster.scale_verifier(context.run, wanted)
 
     async def show(self, record: RunRecord, processes: list[ProcessInfo]) -> None:
         """Show the fleets in the metrics, and wait for replicas that are not ready, also while the run is paused."""

@@ -25,6 +25,7 @@ from services.storage.errors import StoreOutageError
 from services.storage.hub.address import is_hub, is_pinned
 from services.storage.kept_files import keep_files
 from services.storage.mirror import files_place, run_mirror
+from services.streams.runs.queue import PLACEMENT, queued
 from services.streams.state.heartbeat import live_processes
 from services.streams.state.rewards.reward_files import read_reward_files
 from services.streams.state.run_record import RunRecord
@@ -113,13 +114,13 @@ class Placement:
         context = self._context
         reported = ""
         while shortage := await self._shortage(record):
-            context.waits.pending("placement", shortage, QUEUED_S, idle=True)
+            context.waits.pending(PLACEMENT, shortage, QUEUED_S, idle=True)
             if shortage != reported:
                 await context.event_log.write("queued", shortage)
                 reported = shortage
             await asyncio.sleep(PERIOD_S)
             record = await context.current()
-        context.waits.done("placement")
+        context.waits.done(PLACEMENT)
         return record
 
     async def _shortage(self, record: RunRecord) -> str | None:
@@ -132,11 +133,23 @@ class Placement:
                     # A run that was given room continues with what it has; a queued one waits until the file is valid.
                     return str(error) if record.state is RunState.QUEUED else None
                 if limits is None:
-                    return await self._context.cluster.shortage(record)
+                    return await self._shortage_here(record)
                 if record.state is not RunState.QUEUED:
                     return None  # it was given room; if the limits were lowered since, its fleet shrinks
                 return shortage(limits, record, await self._context.records.active())
         return "the cluster does not report its free capacity"
+
+    async def _shortage_here(self, record: RunRecord) -> str | None:
+        """The same in a cluster that states no limits. A run that would not fit alone blocks none behind it."""
+        cluster = self._context.cluster
+        if (found := await cluster.shortage(record)) or record.state is not RunState.QUEUED:
+            return found
+        for other in queued(await self._context.records.active()):
+            if other.id == record.id:
+                return None
+            if not other.problem and not other.cancel_requested and await cluster.fits_alone(other):
+                return f"run {other.id!r} is placed first (priority {other.priority})"
+        return None
 
     async def _keep_files(self, record: RunRecord) -> None:
         """Write the user's files into the run's folder and its store, where they stay when Redis has forgotten them."""

@@ -13,13 +13,13 @@ import uuid
 from pathlib import Path
 
 from services.contracts import ProcessInfo, RunState
+from services.contracts.listening import advertised_host
 from services.controller.ended.summary import summarise, write_summary
 from services.controller.fleet import FleetScaling
 from services.controller.health import HealthMonitor
 from services.controller.monitor import RunMonitor
 from services.controller.placement import Placement
 from services.controller.run_context import ControllerStoppingError, RunCancelledError, RunContext
-from services.process import advertised_host
 from services.storage.errors import StoreError
 from services.storage.mirror import run_mirror
 from services.streams.connection.client import RedisUnavailableError
@@ -88,7 +88,7 @@ class RunController:
         context = self._context
         reason = (
             "Redis lost the state of this run: it was emptied, or restarted without its data; the run's files are in "
-            f"{context.folder}; submit the recipe under another id"
+            f"{context.folder}; adopt it (POST /v1/runs/adopt), or submit the recipe under another id"
         )
         if await context.records.restore_failed(record, reason + await self._stop_services()):
             log.error("run %s: %s", context.run, reason)
@@ -108,7 +108,7 @@ class RunController:
         summary = await summarise(context.redis, await context.records.get(context.run, context.fence))
         document = summary | {"state": state.value, "reason": reason}
         file = await asyncio.to_thread(write_summary, context.folder, document)
-        await context.records.set_summary(context.run, summary, context.fence)
+        await context.records.set_summary(context.run, document, context.fence)
         reason += await self._stop_services()
         if state is RunState.SUCCEEDED:
             await sweep(context.redis, context.keys)

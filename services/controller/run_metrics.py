@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from itertools import takewhile
 from operator import attrgetter
 
 from services.contracts import COMMON_PHASES, PHASES, ProcessInfo, RunState
@@ -18,25 +17,25 @@ from services.settings import Recipe, resource_requests
 from services.streams.state.events import EventLog
 from services.streams.state.run_record import RunRecord
 
-ENDED_SHOWN_S = 3600.0
-"""How long a run that has ended shows its state: long enough for an alert to be sent and read."""
 PROCESS_STATES = ("starting", "joining", "ready", "draining", "poisoned")
 
 
 class RunStates:
-    """The metrics of all runs: how many are in each state, and the state of each active or recently ended run."""
+    """The metrics of all runs: how many are in each state, and the state of each active or recently ended run.
+
+    A run that has ended shows its state long enough for an alert to be sent and read; see RECENT_S.
+    """
 
     def __init__(self) -> None:
         self._shown: dict[str, RunState] = {}
 
-    def show(self, active: Iterable[RunRecord], ended: EndedRuns, now: float) -> None:
+    def show(self, active: Iterable[RunRecord], ended: EndedRuns) -> None:
         """Show them as they are now; only what has changed costs anything."""
-        shown = {record.id: record.state for record in active}
-        states = Counter(shown.values())
+        records = list(active)
+        states = Counter(record.state for record in records if not record.state.ended)
+        shown = {**ended.recent, **{record.id: record.state for record in records}}
         for state in RunState:
             RUNS.labels(state.value).set(states[state] + ended.states.get(state, 0))
-        recent = takewhile(lambda run: now - run[1].since < ENDED_SHOWN_S, ended.runs.items())
-        shown |= {run: standing.state for run, standing in recent}
         for run, state in self._shown.items() - shown.items():
             RUN_STATE.remove(run, state.value)
         for run, state in shown.items() - self._shown.items():
@@ -51,6 +50,7 @@ class RunMetrics:
         self._run = run
         self._event_log = event_log
         self._events_after = "0-0"
+        self._recipe: Recipe | None = None
 
     async def open(self, recipe: Recipe) -> None:
         """Show the numbers of the recipe, and how often each event was written so far."""
@@ -60,6 +60,10 @@ class RunMetrics:
             for phase in (*COMMON_PHASES, *phases):
                 EVENTS.labels(self._run, service, phase)
         self._count(before)
+        self._show_settings(recipe)
+
+    def _show_settings(self, recipe: Recipe) -> None:
+        self._recipe = recipe
         for path, family in SETTINGS.items():
             if (value := attrgetter(path)(recipe)) is not None:
                 family.labels(self._run).set(value)
@@ -71,6 +75,8 @@ class RunMetrics:
         processes.
         """
         self._count(await self._new_events())
+        if record.recipe is not self._recipe:  # it was edited
+            self._show_settings(record.recipe)
         found = Counter((process.service, process.state) for process in processes)
         desired = replicas_desired(record)
         for service, count in desired.items():

@@ -15,7 +15,6 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
-from services.cancellation import cancel_and_wait
 from services.contracts import RunState
 from services.controller.cluster import Cluster
 from services.controller.ended.closings import Closings
@@ -31,6 +30,7 @@ from services.streams.connection.functions import FencedError
 from services.streams.state.heartbeat import surviving_processes
 from services.streams.state.run_record import RunRecord
 from services.streams.state.runs import OWNER, RunRecords, UnknownRunError
+from services.waits import cancel_and_wait
 
 FAILING_S = 300.0
 """How long the run records may be unreadable: each attempt waits for an unavailable Redis."""
@@ -87,8 +87,8 @@ class Controller:
 
     async def _start_runs(self, stopping: asyncio.Event) -> None:
         records = await self._known.look()
-        self._states.show(records, self._known.ended, time.time())
-        await self._expiry.look(self._known.ended, time.time())
+        self._states.show(records, self._known.ended)
+        await self._expiry.look(time.time())
         await self._libraries.look([record.id for record in records])
         self._collect_ended()
         active = {record.id: record for record in records}

@@ -1,4 +1,4 @@
-"""Owns the names of Redis keys; a run's keys share one prefix.
+"""Owns the names of Redis keys, those of a run with one prefix, and which indices each change of a record changes.
 
 Must not talk to Redis. The prefix has a hash tag, so that in a Redis Cluster all keys of a run would be on one server.
 Penstock does not support Redis Cluster yet: every process rejects it when it connects (docs/operations/redis.md).
@@ -7,16 +7,22 @@ Penstock does not support Redis Cluster yet: every process rejects it when it co
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from services.contracts import Lane
+from services.contracts import Closing, Lane, RunState
 
 RUN_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,95}")
 RUNS = "penstock:runs"
-"""The index of all runs, by the time of their creation."""
+"""The index of all runs, by the time of their creation. A change of a record changes all indices in the same step."""
 ACTIVE_RUNS = "penstock:active"
-"""The index of the runs for which the controller has work; each change of a record changes it too."""
+"""The index of the runs for which the controller has work."""
+ENDED_RUNS = "penstock:ended"
+"""The index of the runs that have ended, by the time of their end."""
+UNCLOSED_RUNS = "penstock:unclosed"
+"""Those of them that are not closed: they may still expire."""
+ANY_WORD = "*"
 DELETED_RUNS = "penstock:deleted"
 """The runs that were deleted last: a controller that was frozen meanwhile must not take them for lost."""
 EVALUATION_GROUP = "e."
@@ -25,6 +31,46 @@ STREAM_READERS = {"tasks": "rollout", "samples": "verifier", "verdicts": "sample
 """The only consumer group of each stream of a lane, by the stream's name."""
 SHARED_HEARTBEATS = "penstock:{-}:heartbeats"
 """The heartbeats of processes that belong to no run; no run id is a dash."""
+
+
+def run_list(project: str = ANY_WORD, word: str = ANY_WORD) -> str:
+    """The index of runs of a project and with a word, by the time of their creation; ANY_WORD: whatever it is.
+
+    The word of a run is its state; with `.closed` for one that has ended and is closed; `unreadable` for a state that
+    this release does not know.
+    """
+    return RUNS if project == word == ANY_WORD else f"{RUNS}:{project}/{word}"
+
+
+def words(found: Iterable[str]) -> str:
+    """Words as the Redis functions take them."""
+    return f",{','.join(found)},"
+
+
+INDEX = {
+    "lists_key": RUNS,
+    "active_key": ACTIVE_RUNS,
+    "ended_key": ENDED_RUNS,
+    "unclosed_key": UNCLOSED_RUNS,
+}
+"""The keys of the indices."""
+WORDS = {
+    "active_words": words(
+        [state for state in RunState if not state.ended] + [closing for closing in Closing if closing.open]
+    ),
+    "ended_words": words(state for state in RunState if state.ended),
+}
+"""The states and closings of runs for which the controller has work; the states of ended runs."""
+CLOSED = ".closed"
+UNREADABLE = "unreadable"
+OPEN_WORDS = (*(state.value for state in RunState), UNREADABLE)
+"""The words of lists of runs that are not closed; see services.streams.keys.run_list."""
+CLOSED_WORDS = tuple(f"{state.value}{CLOSED}" for state in RunState if state.ended)
+
+
+def request_key(digest: str) -> str:
+    """The key of a submission that may be repeated; see services.streams.state.runs."""
+    return f"penstock:request:{digest}"
 
 
 class _Key:
@@ -53,6 +99,8 @@ class LaneKeys:
     counters = _Key()
     pending = _Key()
     released = _Key()
+    unarchived = _Key()
+    bare = _Key("unarchived-bare")
 
     def key(self, name: str) -> str:
         """The key called `name` in this lane."""
@@ -86,6 +134,7 @@ class RunKeys:
     judge_budget = _Key()
     unknown = _Key()
     row_functions = _Key()
+    logs = _Key()
 
     def __post_init__(self) -> None:
         if not RUN_ID.fullmatch(self.run):
@@ -121,6 +170,9 @@ class RunKeys:
 
     def snapshot(self, step: int) -> str:
         return self.key(f"sampler-snapshot:{step}")
+
+    def log(self, process: str) -> str:
+        return self.key(f"log:{process}")
 
     def epoch(self, role: str) -> str:
         return self.key(f"epoch:{role}")

@@ -11,6 +11,8 @@ EVENTS_KEPT = 10_000
 """Events of a run; older ones are in the processes' logs."""
 RELEASED_KEPT = 512
 """Hashes of released groups, so that late results still find them."""
+UNARCHIVED_KEPT = 256
+"""Groups that wait for the archive without their payloads."""
 DEAD_KEPT = 1024
 """Dead letters."""
 UNKNOWN_KEPT = 50

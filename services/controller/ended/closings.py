@@ -17,7 +17,7 @@ from services.storage.removal import delete_run_files
 from services.streams.connection.client import Redis
 from services.streams.keys import RunKeys
 from services.streams.state.ended.cleanup import erase
-from services.streams.state.ended.closing import check_left, close_run, delete_record
+from services.streams.state.ended.closing import CLOSED, check_left, close_run, delete_record
 from services.streams.state.events import EventLog
 from services.streams.state.run_record import RunRecord
 from services.streams.state.runs import OWNER, RunRecords, RunStateError, UnknownRunError
@@ -73,8 +73,8 @@ class Closings:
         record = await self._records.get(run)
         if record.closing is Closing.DELETING:
             await self._delete(record)
-        elif record.closing is Closing.EXPIRING:
-            await self._expire(record)
+        elif record.closing in CLOSED:
+            await self._empty(record, record.closing)
 
     async def _delete(self, record: RunRecord) -> None:
         await self._check_place(record)
@@ -99,11 +99,11 @@ class Closings:
                     f"that place deletes them, and `penstock delete {record.id}` without --files deletes the rest"
                 )
 
-    async def _expire(self, record: RunRecord) -> None:
-        keys = RunKeys(record.id)
-        if await erase(self._redis, keys, Closing.EXPIRING):
+    async def _empty(self, record: RunRecord, closing: Closing) -> None:
+        keys, closed = RunKeys(record.id), CLOSED[closing]
+        if await erase(self._redis, keys, closing):
             ended = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(record.history[-1].at))
             text = f"{record.state.value} at {ended}: its groups are deleted, and it can no longer be resumed"
             # With one time, the event is the same if this is cut off here and repeated.
-            await EventLog(self._redis, keys, OWNER).write("expired", text, at=record.closed_at)
-            await close_run(self._redis, record.id, Closing.EXPIRED)
+            await EventLog(self._redis, keys, OWNER).write(closed.value, text, at=record.closed_at)
+            await close_run(self._redis, record.id, closed)

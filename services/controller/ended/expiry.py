@@ -1,4 +1,4 @@
-"""Owns when a run that failed or was cancelled expires.
+"""Owns when a run that has ended expires.
 
 Must not delete anything: `closings` carries out what is closed here.
 """
@@ -11,19 +11,20 @@ import time
 from pathlib import Path
 
 from services.contracts import Closing
-from services.controller.ended.known_runs import EndedRuns
 from services.storage.errors import StoreError
 from services.storage.mirror import places_here
 from services.streams.connection.client import Redis
 from services.streams.state.ended.closing import close_run
+from services.streams.state.ended.standings import places_of, unclosed_before
 from services.streams.state.run_record import UnreadableRunError
-from services.streams.state.runs import RESUMABLE, RunStateError
+from services.streams.state.runs import RunStateError
 
 log = logging.getLogger(__name__)
 
 LOOK_S = 60.0
 CLOSED_AT_ONCE = 20
 """Runs closed per look, the oldest first: after an upgrade, all runs of the past may be due."""
+READ_AT_ONCE = 500
 
 
 class Expiry:
@@ -38,7 +39,7 @@ class Expiry:
         self._after_s = after_s
         self._looked_at = float("-inf")
 
-    async def look(self, ended: EndedRuns, now: float) -> None:
+    async def look(self, now: float) -> None:
         """Close the runs that are due at `now` (Unix seconds), at most once per LOOK_S."""
         if self._after_s is None or time.monotonic() - self._looked_at < LOOK_S:
             return
@@ -46,21 +47,27 @@ class Expiry:
         seconds, microseconds = await self._redis.time()
         # An expiry cannot be undone: one clock that is ahead must not cause it.
         now = min(now, seconds + microseconds / 1e6)
-        due = [
-            run
-            for run, standing in reversed([*ended.runs.items()])
-            if standing.state in RESUMABLE and standing.closing is None and now - standing.since > self._after_s
-        ]
-        if not due:
-            return
-        try:
-            here = await asyncio.to_thread(places_here, self._runs)
-        except (StoreError, OSError) as error:
-            log.warning("no run expires: %s", error)
-            return
-        due = [run for run in due if ended.runs[run].place in {"", *here}]
-        for run in due[:CLOSED_AT_ONCE]:
+        for run in await self._due(now - self._after_s):
             try:
                 await close_run(self._redis, run, Closing.EXPIRING)
             except (RunStateError, LookupError, UnreadableRunError) as error:
                 log.info("run %s does not expire: %s", run, error)  # it was resumed or deleted meanwhile, or is damaged
+
+    async def _due(self, before: float) -> list[str]:
+        """The runs of this platform that ended before a time, the oldest first, at most CLOSED_AT_ONCE."""
+        due, first, here = list[str](), 0, set[str]()
+        while len(due) < CLOSED_AT_ONCE:
+            ends = await unclosed_before(self._redis, before, first, READ_AT_ONCE)
+            if ends and not here:
+                try:
+                    here = {"", *await asyncio.to_thread(places_here, self._runs)}
+                except (StoreError, OSError) as error:
+                    log.warning("no run expires: %s", error)
+                    return []
+            due += [
+                run for run, place in (await places_of(self._redis, [end.run for end in ends])).items() if place in here
+            ]
+            first += len(ends)
+            if len(ends) < READ_AT_ONCE:
+                break
+        return due[:CLOSED_AT_ONCE]

@@ -80,7 +80,7 @@ class OutageRetry(Retry):
 
     def __init__(self, address: str, limit_s: float) -> None:
         super().__init__(NoBackoff(), -1)
-        self._address = address
+        self.address = address
         self._limit_s = limit_s
         self._out_since: float | None = None
         self._logged_at = float("-inf")
@@ -123,7 +123,7 @@ class OutageRetry(Retry):
                 await fail(*((error, failures) if counted else (error,)))
                 if now >= ends:
                     raise RedisOutageError(
-                        f"Redis at {self._address} has been unavailable for {self._limit_s:g} s: {error}"
+                        f"Redis at {self.address} has been unavailable for {self._limit_s:g} s: {error}"
                     ) from None
                 self._log_failure(error, ends - now)
                 await asyncio.sleep(min(_pause(failures), ends - now))
@@ -142,7 +142,7 @@ class OutageRetry(Retry):
                 await turns.acquire()
         except TimeoutError:
             raise RedisOutageError(
-                f"Redis at {self._address} has been unavailable for {self._limit_s:g} s: all connections "
+                f"Redis at {self.address} has been unavailable for {self._limit_s:g} s: all connections "
                 f"of this client were in use ({self.reason})"
             ) from None
         return since
@@ -158,7 +158,7 @@ class OutageRetry(Retry):
         if now - self._logged_at >= LOG_S:
             self._logged_at = now
             log.warning(
-                "Redis at %s is unavailable: %s; retrying for another %.0f s", self._address, self.reason, left_s
+                "Redis at %s is unavailable: %s; retrying for another %.0f s", self.address, self.reason, left_s
             )
 
     def _waits_for(self, error: Exception) -> bool:
@@ -169,7 +169,7 @@ class OutageRetry(Retry):
     def _log_answer(self) -> None:
         self._has_answered = True
         if self._out_since is not None:
-            log.warning("Redis at %s answers again after %.1f s", self._address, time.monotonic() - self._out_since)
+            log.warning("Redis at %s answers again after %.1f s", self.address, time.monotonic() - self._out_since)
             self._out_since, self._logged_at = None, float("-inf")
 
 

@@ -67,14 +67,65 @@ local function append_once(stream, message, kept)
   if kept ~= '0' then redis.call('XTRIM', stream, 'MAXLEN', '~', kept) end
 end
 
--- Bring the index of active runs in line with a run's record. `active_words` (',a,b,'): the states and closings of runs
--- for which the controller has work.
-local function index_run(record_key, active_key, run, active_words)
-  local active = false
-  for _, word in ipairs(redis.call('HMGET', record_key, 'state', 'closing')) do
-    active = active or (word and active_words:find(',' .. word .. ',', 1, true))
+-- A time as the score of a sorted set; '0' if it is no number.
+local function score_of(time)
+  local number = tonumber(time or '')
+  return number and number == number and string.format('%.17g', number) or '0'
+end
+
+-- Since when a run is in its state: the time of the last transition of its history, '0' if that cannot be read.
+local function since(history)
+  local done, changes = pcall(cjson.decode, history or '')
+  local last = done and type(changes) == 'table' and changes[#changes]
+  return score_of(type(last) == 'table' and last.at)
+end
+
+-- The lists in which a run stands, besides that of all runs: `listed` is 'PROJECT/WORD', where WORD is the run's state,
+-- and ends with '.closed' for a run that is closed.
+local function lists_of(lists_key, listed)
+  local project, word = listed:match('^(.*)/(.-)$')
+  return {lists_key .. ':' .. project .. '/' .. word, lists_key .. ':*/' .. word, lists_key .. ':' .. project .. '/*'}
+end
+
+-- Count a field of a record up; one that is no count starts again.
+local function count_up(record_key, field)
+  local digits = (redis.call('HGET', record_key, field) or ''):match('^%d+$') or '0'
+  redis.call('HSET', record_key, field, string.format('%.0f', (#digits < 15 and tonumber(digits) or 0) + 1))
+end
+
+local function contains(words, word)
+  return word and words:find(',' .. word .. ',', 1, true)
+end
+
+-- Bring the indices in line with a run's record, or with its absence. `active_words` (',a,b,'): the states and closings
+-- of runs for which the controller has work; `ended_words`: the states of ended runs. The record's field `listed` says in
+-- which lists it stands.
+local function index_run(index, record_key, run)
+  local state, closing, project, created_at, listed, history =
+    unpack(redis.call('HMGET', record_key, 'state', 'closing', 'project', 'created_at', 'listed', 'history'))
+  local ended = contains(index.ended_words, state)
+  local active = contains(index.active_words, state) or contains(index.active_words, closing)
+  redis.call(active and 'SADD' or 'SREM', index.active_key, run)
+  if ended then redis.call('ZADD', index.ended_key, since(history), run) else redis.call('ZREM', index.ended_key, run) end
+  if ended and not closing then
+    redis.call('ZADD', index.unclosed_key, since(history), run)
+  else
+    redis.call('ZREM', index.unclosed_key, run)
   end
-  redis.call(active and 'SADD' or 'SREM', active_key, run)
+  local known = ended or contains(index.active_words, state)
+  local word = known and state .. (ended and closing and '.closed' or '') or 'unreadable'
+  local wanted = (history or state or created_at) and (project or 'default') .. '/' .. word
+  if listed and listed ~= wanted then
+    for _, list in ipairs(lists_of(index.lists_key, listed)) do redis.call('ZREM', list, run) end
+  end
+  if not wanted then
+    redis.call('ZREM', index.lists_key, run)
+    return
+  end
+  local score = score_of(created_at)
+  redis.call('ZADD', index.lists_key, score, run)
+  for _, list in ipairs(lists_of(index.lists_key, wanted)) do redis.call('ZADD', list, score, run) end
+  if listed ~= wanted then redis.call('HSET', record_key, 'listed', wanted) end
 end
 
 -- A version that is committed was announced, even if a failover lost that: it is not used again, and has a step.
@@ -102,10 +153,29 @@ local function find_samples(group_key, index_list)
   return effects, state, refused
 end
 
--- Delete a released group's payloads. Its hash stays until the sampler's maintenance calls `trim_released`.
-local function retire_group(released_key, group_key, payload_keys)
-  if #payload_keys > 0 then redis.call('UNLINK', unpack(payload_keys)) end
-  redis.call('RPUSH', released_key, group_key)
+-- A group has ended: it waits for the archive with its payloads, in this attempt once. Returns whether it does so now.
+local function retire_group(unarchived_key, group_key)
+  if redis.call('HSETNX', group_key, 'archive', 'waits') == 0 then return false end
+  redis.call('RPUSH', unarchived_key, group_key)
+  return true
+end
+
+-- A group no longer waits for the archive. Its hash stays until the sampler's maintenance calls `trim_released`; of an
+-- evaluated group only the result stays, for `evaluated_ttl_s`, and nothing once its evaluation is recorded.
+local function forget_group(released_key, group_key, evaluated_ttl_s)
+  local state, samples, result, recorded =
+    unpack(redis.call('HMGET', group_key, 'state', 'samples', 'result', 'recorded'))
+  if recorded then
+    redis.call('UNLINK', group_key)
+  elseif state == 'evaluated' then
+    redis.call('DEL', group_key)
+    redis.call('HSET', group_key, 'state', state, 'samples', samples, 'result', result, 'archive', 'done')
+    redis.call('EXPIRE', group_key, evaluated_ttl_s)
+  elseif state then
+    redis.call('HSET', group_key, 'archive', 'done')
+    if state == 'trained' then redis.call('HDEL', group_key, 'task', 'trained_as') end
+    redis.call('RPUSH', released_key, group_key)
+  end
 end
 
 -- Whether any consumer holds a lease on an entry: neither acked nor dead-lettered, and in the stream as it is now. A

@@ -15,14 +15,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pydantic import ValidationError
 from redis.exceptions import RedisError
 
-from services.cancellation import cancel_and_wait
 from services.contracts import ProcessInfo, Wait
 from services.metrics import STALLED_WAITS, WAIT_DEADLINE_SECONDS, WAIT_SECONDS
 from services.streams.connection.client import Redis
 from services.streams.connection.functions import call, library
 from services.streams.keys import SHARED_HEARTBEATS, RunKeys
 from services.streams.state.events import EventLog
-from services.waits import Waits, describe_wait, steady_time
+from services.waits import Waits, cancel_and_wait, describe_wait, steady_time
 
 log = logging.getLogger(__name__)
 

@@ -153,9 +153,10 @@ class History(RoleOwner):
         return bool(done)
 
     async def release_batch(self, logged: LoggedBatch) -> bool:
-        """Delete a batch that is committed and archived from Redis, and its payloads. False if that was done before.
+        """Delete a batch that is committed and archived from Redis. False if that was done before.
 
-        In several calls, because Redis serves no other client during one. The entry goes with the last of them, so that
+        Its groups, with their payloads and their part of the batch, then wait for the archive of groups. In several
+        calls, because Redis serves no other client during one. The entry goes with the last of them, so that
         a release which was cut off is found again. The sampler's snapshot of the step stays until the next release, for
         a checkpoint. For a batch that the sampler did not write, or a copy, only the entry is deleted.
         """
@@ -166,14 +167,13 @@ class History(RoleOwner):
             done = await self._call(
                 "release_batch",
                 batches_key=self._keys.batches,
-                released_key=self._keys.lane(Lane.TRAIN).released,
+                unarchived_key=self._keys.lane(Lane.TRAIN).unarchived,
                 snapshot_key=self._keys.snapshot(logged.batch.step - 1),
                 group_keys=[self._keys.group(group.group) for group in chunk],
-                payload_keys=[sample.payload for group in chunk for sample in group.samples],
                 entry=logged.entry,
                 step=logged.batch.step,
                 last=int(start + size >= len(groups)),
-                payload_count_list=[len(group.samples) for group in chunk],
+                trained_list=[group.model_dump_json() for group in chunk],
             )
         return bool(done)
 

@@ -72,6 +72,8 @@ class Rewind(RoleOwner):
                 pending_key=self._streams.pending,
                 steps_key=self._keys.steps,
                 queue_key=self._keys.queue,
+                unarchived_key=self._streams.unarchived,
+                bare_key=self._streams.bare,
                 released_key=self._streams.released,
                 group_keys=[self._keys.group(group.name) for group in chunk],
                 payload_keys=[self._keys.payload(group.name, at) for group in chunk for at in range(group.samples)],
@@ -118,7 +120,7 @@ class Rewind(RoleOwner):
         """Delete these evaluation records, and everything in flight on the evaluation lane."""
         lane = self._keys.lane(Lane.EVALUATION)
         streams = [lane.tasks, lane.samples, lane.verdicts]
-        await self._delete([*streams, lane.counters, lane.pending, lane.released], entries)
+        await self._delete([*streams, lane.counters, lane.pending, lane.released, lane.unarchived, lane.bare], entries)
         # A sample whose payload stayed would count as published and never be drawn again. No other evaluation starts
         # meanwhile: the caller owns them.
         for pattern in (self._keys.group(f"{EVALUATION_GROUP}*"), self._keys.key(f"payload:{EVALUATION_GROUP}*")):

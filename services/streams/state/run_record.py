@@ -1,4 +1,4 @@
-"""Owns what a run's record holds, and how it is read from Redis.
+"""Owns what a run's record holds, how it is read from its hash in Redis, and what a change of it sets.
 
 Must not read or change a record.
 """
@@ -6,18 +6,30 @@ Must not read or change a record.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import chain
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from services.contracts import Closing, RunState, Transition
+from services.contracts import Closing, RunEdit, RunState, Transition
 from services.settings import Recipe, SourceSettings
 from services.settings.faults import explained
 
 S = TypeVar("S", bound=SourceSettings)
+T = TypeVar("T")
+D = TypeVar("D")
+
+SHOWN_CHARACTERS = 200
+"""Of a damaged field, in messages."""
+
+LEARNING_RATE = "learner.learning_rate"
+DEFAULT_PROJECT = "default"
+"""The project of a run that names none."""
 
 
 class UnreadableRunError(RuntimeError):
@@ -43,6 +55,10 @@ class RunRecord:
     seconds); `delete_files`: a deletion includes the run's files. `place`: where its files are durable (see
     services.storage.mirror); "" of an earlier release, or before it was started. `files`: the files beside the recipe
     that it was submitted with, SHA-256 by name (services.streams.state.rewards.reward_files has their texts).
+    `project`: whose roles and quotas apply to it. `priority`: queued runs with a higher one are placed first. `edits`:
+    of settings in flight, the oldest first; the recipe has the values after them. `adopted_step`: the
+    rollout step from which the first resumption of an adopted run continues. `revision`: how often the record was
+    changed. `damage`: by field, why this release cannot read it; the record then has a default in its place.
     """
 
     id: str
@@ -64,6 +80,12 @@ class RunRecord:
     place: str = ""
     inputs: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)
+    project: str = DEFAULT_PROJECT
+    revision: int = 0
+    priority: int = 0
+    edits: tuple[RunEdit, ...] = ()
+    adopted_step: int | None = None
+    damage: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def active(self) -> bool:
@@ -77,11 +99,22 @@ class RunRecord:
             return _parsed(self.stored_recipe)
         except ValidationError as error:
             fault = error.errors()[0]
-            what = explained(".".join(str(part) for part in ("recipe", *fault["loc"])), fault)
+            fault["input"] = _cut(fault.get("input"))
+            what = explained(".".join(str(part) for part in ("recipe", *fault["loc"])), fault)[: 2 * SHOWN_CHARACTERS]
             raise UnreadableRunError(
                 f"run {self.id!r} was submitted by another release, and this one cannot read it: {what}; it can "
                 "only be cancelled and, once it has ended, deleted"
             ) from None
+
+    @property
+    def first_learning_rate(self) -> float:
+        """learner.learning_rate before any edit: that of step records which do not state theirs."""
+        edited = (edit.changes[LEARNING_RATE][0] for edit in self.edits if LEARNING_RATE in edit.changes)
+        return next(edited, self.recipe.learner.learning_rate)
+
+    def edited_after(self, setting: str) -> int:
+        """The committed rollout step after which a setting was edited last; 0 if it was not."""
+        return max((edit.step for edit in self.edits if setting in edit.changes), default=0)
 
     @property
     def pinned_recipe(self) -> Recipe:
@@ -90,7 +123,9 @@ class RunRecord:
 
     @property
     def problem(self) -> str:
-        """Why this release cannot read the recipe; "" if it can."""
+        """Why this release cannot read the record or its recipe; "" if it can."""
+        if self.damage:
+            return f"run {self.id!r}: its record is damaged: {'; '.join(self.damage.values())}"
         try:
             _ = self.recipe
         except UnreadableRunError as error:
@@ -98,9 +133,72 @@ class RunRecord:
         return ""
 
     @property
+    def recipe_document(self) -> dict[str, Any] | None:
+        """The recipe as it is stored, of whatever release; None if it is no JSON object."""
+        try:
+            document = _json(self.stored_recipe.decode())
+        except (ValueError, RecursionError):
+            return None
+        return document if isinstance(document, dict) else None
+
+    @property
     def reason(self) -> str:
         """Why the run is in its state."""
         return self.history[-1].reason if self.history else ""
+
+
+@dataclass(frozen=True)
+class RecordChange:
+    """A change of a record, made in one step; `delete_keys` names other keys of the run to delete with it.
+
+    `closings`: a run is changed only if its closing is one of these; "": it is not closed. `revision`: and only if its
+    record has this revision.
+    """
+
+    state: RunState | None = None
+    reason: str = ""
+    fields: Mapping[str, str] | None = None
+    drop: tuple[str, ...] = ()
+    count: str = ""
+    delete_keys: tuple[str, ...] = ()
+    closings: tuple[str, ...] = ("",)
+    revision: int | None = None
+
+    def transition(self) -> str:
+        """The transition to append to the run's history, as JSON; '' without a new state."""
+        if self.state is None:
+            return ""
+        return Transition(state=self.state, at=time.time(), reason=self.reason).model_dump_json()
+
+    def set_fields(self) -> list[str]:
+        """The fields to set, as field, value, field, value, ..."""
+        fields = dict(self.fields or {})
+        if self.state is not None:
+            fields["state"] = self.state.value
+        return flat(fields)
+
+
+def new_fields(
+    recipe: Recipe, replicas: int, history: Sequence[Transition], files: Mapping[str, str]
+) -> dict[str, str]:
+    """The fields of a new record. `files`: the digests of the user's files, by name."""
+    return {
+        "recipe": recipe.model_dump_json(),
+        "state": history[-1].state.value,
+        "rollout_replicas": str(replicas),
+        "history": f"[{','.join(change.model_dump_json() for change in history)}]",
+        **stated(files=json.dumps(dict(files)) if files else ""),
+    }
+
+
+def stated(**fields: str) -> dict[str, str]:
+    """Those of the fields that are not empty."""
+    return {name: value for name, value in fields.items() if value}
+
+
+def flat(fields: Mapping[str, str]) -> list[str]:
+    """Fields as the Redis functions take them: field, value, field, value, ..."""
+    return list(chain.from_iterable(fields.items()))
 
 
 def pinned(recipe: Recipe, inputs: Mapping[str, str]) -> Recipe:
@@ -110,38 +208,119 @@ def pinned(recipe: Recipe, inputs: Mapping[str, str]) -> Recipe:
     return recipe.model_copy(update={"data": _pinned(recipe.data, inputs), "evaluation": evaluation})
 
 
-def decode_record(run: str, fields: dict[bytes, bytes]) -> RunRecord:
-    """A record from its hash in Redis; its recipe is read when it is needed. Raises UnreadableRunError."""
-    try:
-        return _decoded(run, fields)
-    except (ValueError, KeyError) as error:
-        raise UnreadableRunError(f"run {run!r}: its record is damaged: {error}") from None
+def is_record(fields: Mapping[bytes, bytes]) -> bool:
+    """Whether a hash in Redis is a run's record, be it damaged."""
+    return bool({b"history", b"state", b"created_at"} & fields.keys())
 
 
-def _decoded(run: str, fields: dict[bytes, bytes]) -> RunRecord:
-    text = {name.decode(): value.decode() for name, value in fields.items()}
-    history = tuple(Transition.model_validate(change) for change in json.loads(text["history"]))
+def read_record(run: str, fields: Mapping[bytes, bytes]) -> RunRecord:
+    """What can be read of a record; see `damage`."""
+    found = _Fields(fields)
+    history = found.read("history", _history)
+    state = found.read("state", RunState)
+    replicas = found.read("rollout_replicas", int)
+    created_at = found.read("created_at", _finite)
+    recipe = found.read("recipe", str)
     return RunRecord(
         id=run,
-        stored_recipe=fields[b"recipe"],
-        state=RunState(text["state"]),
-        rollout_replicas=int(text["rollout_replicas"]),
-        cancel_requested=text.get("cancel_requested") == "1",
-        created_at=float(text["created_at"]),
-        history=history,
-        model_path=text.get("model_path"),
-        export_path=text.get("export_path"),
-        summary=json.loads(text["summary"]) if "summary" in text else None,
-        pause_requested=text.get("pause_requested") == "1",
-        resumptions=int(text.get("resumptions", 0)),
-        resume_step=int(text["resume_step"]) if "resume_step" in text else None,
-        closing=Closing(text["closing"]) if "closing" in text else None,
-        closed_at=float(text.get("closed_at", 0)),
-        delete_files=text.get("delete_files") == "1",
-        place=text.get("place", ""),
-        inputs=json.loads(text.get("inputs", "{}")),
-        files=json.loads(text.get("files", "{}")),
+        stored_recipe=(recipe or "").encode(),
+        state=state or (history[-1].state if history else RunState.FAILED),
+        rollout_replicas=replicas or 0,
+        cancel_requested=found.given("cancel_requested", _flag, False),
+        created_at=created_at or 0.0,
+        history=history or (),
+        model_path=found.given("model_path", str, None),
+        export_path=found.given("export_path", str, None),
+        summary=found.given("summary", _mapping, None),
+        pause_requested=found.given("pause_requested", _flag, False),
+        resumptions=found.given("resumptions", int, 0),
+        resume_step=found.given("resume_step", int, None),
+        closing=found.given("closing", Closing, None),
+        closed_at=found.given("closed_at", _finite, 0.0),
+        delete_files=found.given("delete_files", _flag, False),
+        place=found.given("place", str, ""),
+        inputs=found.given("inputs", _texts, {}),
+        files=found.given("files", _texts, {}),
+        project=found.given("project", str, DEFAULT_PROJECT),
+        revision=found.given("revision", int, 0),
+        priority=found.given("priority", int, 0),
+        edits=found.given("edits", _edits, ()),
+        adopted_step=found.given("adopted_step", int, None),
+        damage=found.damage,
     )
+
+
+class _Fields:
+    """The fields of a record's hash. `damage`: by field, why it cannot be read."""
+
+    def __init__(self, fields: Mapping[bytes, bytes]) -> None:
+        self._fields = fields
+        self.damage: dict[str, str] = {}
+
+    def read(self, name: str, parse: Callable[[str], T]) -> T | None:
+        """A field that every record has; None if it is missing or damaged."""
+        if name.encode() not in self._fields:
+            self.damage[name] = f"{name}: missing: this field is required"
+        return self.given(name, parse, None)
+
+    def given(self, name: str, parse: Callable[[str], T], default: D) -> T | D:
+        """A field, or the default if it is missing or damaged."""
+        raw = self._fields.get(name.encode())
+        if raw is None:
+            return default
+        try:
+            return parse(raw.decode())
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError, OverflowError) as error:
+            shown = raw.decode(errors="replace")[:SHOWN_CHARACTERS]
+            reason = str(error).splitlines()[0][:SHOWN_CHARACTERS] if str(error) else type(error).__name__
+            self.damage[name] = f"{name}: {shown!r} is not valid: {reason}"
+            return default
+
+
+def _cut(value: Any) -> Any:
+    """A value for a message: of one that is long, the start of its text."""
+    text = repr(value)
+    return value if len(text) <= SHOWN_CHARACTERS else text[:SHOWN_CHARACTERS]
+
+
+def _finite(text: str) -> float:
+    if not math.isfinite(number := float(text)):
+        raise ValueError("expected a finite number")
+    return number
+
+
+def _flag(text: str) -> bool:
+    return text == "1"
+
+
+def _json(text: str) -> Any:
+    found = json.loads(text)
+    json.dumps(found, allow_nan=False)  # Python reads NaN and 1e999, which no answer of the API can hold
+    return found
+
+
+def _mapping(text: str) -> dict[str, Any]:
+    if not isinstance(found := _json(text), dict):
+        raise ValueError("expected a mapping")
+    return found
+
+
+def _texts(text: str) -> dict[str, str]:
+    found = _mapping(text)
+    if not all(isinstance(value, str) for value in found.values()):
+        raise ValueError("expected texts by name")
+    return found
+
+
+def _edits(text: str) -> tuple[RunEdit, ...]:
+    return tuple(RunEdit.model_validate(edit) for edit in _json(text))
+
+
+def _history(text: str) -> tuple[Transition, ...]:
+    history = tuple(Transition.model_validate(change) for change in _json(text))
+    if not history:
+        raise ValueError("expected at least one transition")
+    return history
 
 
 def _pinned(source: S, inputs: Mapping[str, str]) -> S:

@@ -9,17 +9,27 @@ import json
 import logging
 import math
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import chain
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from services.contracts import Closing, Fence, RewardDigests, RunState, Transition
 from services.settings import Recipe
 from services.streams.connection.client import Redis
 from services.streams.connection.functions import FencedError, call
-from services.streams.keys import ACTIVE_RUNS, DELETED_RUNS, RUNS, RunKeys
-from services.streams.state.run_record import RunRecord, UnreadableRunError, decode_record
+from services.streams.keys import ACTIVE_RUNS, DELETED_RUNS, INDEX, WORDS, RunKeys, request_key, words
+from services.streams.repeatable import REQUESTS_KEPT_S, RepeatableRequest, RepeatedRequestError
+from services.streams.state.run_record import (
+    DEFAULT_PROJECT,
+    RecordChange,
+    RunRecord,
+    UnreadableRunError,
+    flat,
+    is_record,
+    new_fields,
+    read_record,
+    stated,
+)
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +37,7 @@ OWNER = "controller"
 """The role whose epoch fences writes to records."""
 ANY = frozenset(RunState)
 ACTIVE = frozenset(state for state in RunState if not state.ended)
+ENDED = frozenset(state for state in RunState if state.ended)
 RESUMABLE = frozenset({RunState.FAILED, RunState.CANCELLED})
 READ_AT_ONCE = 100
 """Records per round trip."""
@@ -48,72 +59,36 @@ class ClosedRunError(RunStateError):
     """The run is being deleted, or has expired: it cannot be resumed any more."""
 
     def __init__(self, run: str, closing: Closing) -> None:
-        expired = "has expired: its groups were deleted, and it can no longer be resumed"
-        super().__init__(f"run {run!r} {'is being deleted' if closing is Closing.DELETING else expired}")
+        what = "was archived" if closing in (Closing.ARCHIVING, Closing.ARCHIVED) else "has expired"
+        closed = f"{what}: its groups were deleted, and it can no longer be resumed"
+        super().__init__(f"run {run!r} {'is being deleted' if closing is Closing.DELETING else closed}")
+
+
+class UsedRunError(RunStateError):
+    """Another run has the id."""
+
+    def __init__(self, run: str) -> None:
+        super().__init__(f"id: {run!r} is not valid: expected an id that is not in use")
+
+
+class StaleRevisionError(RunStateError):
+    """The record was changed since it was read."""
+
+    def __init__(self, run: str) -> None:
+        super().__init__(f"run {run!r} was changed since it was read; read it again, then retry")
+
+
+def unknown(run: str) -> UnknownRunError:
+    """The error for an id of no run."""
+    return UnknownRunError(f"run {run!r} does not exist")
+
+
+REFUSED: dict[int, Callable[[str], Exception]] = {-1: unknown, -2: StaleRevisionError}
+"""By the reply of `change_record`."""
 
 
 class NoCheckpointError(ValueError):
     """A run cannot be resumed from the named step; the text lists the possible steps."""
-
-
-@dataclass(frozen=True)
-class RecordChange:
-    """A change of a record, made in one step; `delete_keys` names other keys of the run to delete with it.
-
-    `closings`: a run is changed only if its closing is one of these; "": it is not closed.
-    """
-
-    state: RunState | None = None
-    reason: str = ""
-    fields: Mapping[str, str] | None = None
-    drop: tuple[str, ...] = ()
-    count: str = ""
-    delete_keys: tuple[str, ...] = ()
-    closings: tuple[str, ...] = ("",)
-
-    def transition(self) -> str:
-        """The transition to append to the run's history, as JSON; '' without a new state."""
-        if self.state is None:
-            return ""
-        return Transition(state=self.state, at=time.time(), reason=self.reason).model_dump_json()
-
-    def set_fields(self) -> list[str]:
-        """The fields to set, as field, value, field, value, ..."""
-        fields = dict(self.fields or {})
-        if self.state is not None:
-            fields["state"] = self.state.value
-        return _flat(fields)
-
-
-def _words(words: Iterable[str]) -> str:
-    """Words as the Redis functions take them."""
-    return f",{','.join(words)},"
-
-
-ACTIVE_WORDS = _words(sorted([*ACTIVE, *(closing for closing in Closing if closing.open)]))
-"""The states and closings of runs for which the controller has work."""
-
-
-def _flat(fields: Mapping[str, str]) -> list[str]:
-    return list(chain.from_iterable(fields.items()))
-
-
-def _new_fields(
-    recipe: Recipe, replicas: int, history: Sequence[Transition], files: Mapping[str, str]
-) -> dict[str, str]:
-    """The fields of a new record. `files`: the digests of the user's files, by name."""
-    return {
-        "recipe": recipe.model_dump_json(),
-        "state": history[-1].state.value,
-        "rollout_replicas": str(replicas),
-        "history": f"[{','.join(change.model_dump_json() for change in history)}]",
-        **_given(files=json.dumps(dict(files)) if files else ""),
-    }
-
-
-def _given(**fields: str) -> dict[str, str]:
-    """Those of the fields that are not empty."""
-    return {name: value for name, value in fields.items() if value}
 
 
 @dataclass(frozen=True)
@@ -128,26 +103,123 @@ class ResumeChanges:
 UNCHANGED = ResumeChanges()
 
 
-class RunRecords:
-    """All runs of one Redis. Every change is one step, and possible while Redis is at its maxmemory.
-
-    A change with a `fence` is that of a role's owner: it raises FencedError once a newer process owns the role.
-    """
+class RecordReader:
+    """Reads the records of runs, and keeps their indices."""
 
     def __init__(self, redis: Redis) -> None:
         self._redis = redis
         self._unreadable: set[str] = set()
 
-    async def create(self, run: str, recipe: Recipe, files: Mapping[str, str] | None = None) -> RunRecord:
-        """Add a queued run, with the texts of the recipe's files by name.
+    async def exists(self, run: str) -> bool:
+        """Whether the run has a record."""
+        return bool(await self._redis.exists(RunKeys(run).record))
 
-        Raises ValueError for an id in use or not valid, RedisFullError.
+    async def get(self, run: str, fence: Fence | None = None) -> RunRecord:
+        """One run. Raises UnknownRunError, UnreadableRunError; FencedError for the `fence` of a replaced controller."""
+        record = await self.shown(run, fence)
+        if record.damage:
+            raise UnreadableRunError(record.problem)
+        return record
+
+    async def shown(self, run: str, fence: Fence | None = None) -> RunRecord:
+        """As `get`, but with what can be read of a damaged record."""
+        try:
+            keys = RunKeys(run)
+        except ValueError:
+            raise unknown(run) from None
+        async with self._redis.pipeline(transaction=False) as pipe:
+            pipe.hgetall(keys.record)
+            pipe.get(keys.epoch(OWNER))
+            fields, token = await pipe.execute()
+        if not is_record(fields):
+            raise unknown(run)
+        if fence and (newest := Fence.parse(token)).replaces(fence):
+            raise FencedError(f"a newer controller owns run {run!r}: {newest.owner}")
+        return read_record(run, fields)
+
+    async def shown_together(self, runs: Sequence[str]) -> dict[str, RunRecord]:
+        """What can be read of these runs, by id; those without a record are left out."""
+        found = dict[str, RunRecord]()
+        for start in range(0, len(runs), READ_AT_ONCE):
+            part = runs[start : start + READ_AT_ONCE]
+            async with self._redis.pipeline(transaction=False) as pipe:
+                for run in part:
+                    pipe.hgetall(RunKeys(run).record)
+                replies = await pipe.execute()
+            found |= {
+                run: read_record(run, fields) for run, fields in zip(part, replies, strict=True) if is_record(fields)
+            }
+        return found
+
+    async def active(self) -> list[RunRecord]:
+        """The runs for which the controller has work, by their index, oldest first; others are removed from it.
+
+        One whose record is damaged is logged once and left out.
+        """
+        listed = [run.decode() for run in await self._redis.smembers(ACTIVE_RUNS)]
+        found = []
+        for record in (await self.shown_together(listed)).values():
+            if record.damage and record.id not in self._unreadable:
+                log.warning("left out: %s", record.problem)
+                self._unreadable.add(record.id)
+            elif record.active and not record.damage:
+                found.append(record)
+        for run in {*listed} - {record.id for record in found}:
+            await self.index(run)
+        return sorted(found, key=lambda record: (record.created_at, record.id))
+
+    async def with_edits(self, record: RunRecord) -> RunRecord:
+        """A record with the recipe as edited since; the same if there is none to read, or the run was resumed."""
+        revision = await self._redis.hget(RunKeys(record.id).record, "revision")
+        if revision is None or revision == str(record.revision).encode():
+            return record
+        newer = await self.shown(record.id)
+        if newer.problem or newer.resumptions != record.resumptions:
+            return record
+        return replace(record, stored_recipe=newer.stored_recipe, edits=newer.edits, revision=newer.revision)
+
+    async def index(self, run: str) -> None:
+        """Bring the indices in line with a run's record. A process of an earlier release does not do it."""
+        await call(self._redis, "index_run", record_key=RunKeys(run).record, run=run, **INDEX, **WORDS)
+
+
+class RunRecords(RecordReader):
+    """All runs of one Redis. Every change is one step, and possible while Redis is at its maxmemory.
+
+    A change with a `fence` is that of a role's owner: it raises FencedError once a newer process owns the role.
+    """
+
+    async def create(
+        self,
+        run: str,
+        recipe: Recipe,
+        files: Mapping[str, str] | None = None,
+        project: str = DEFAULT_PROJECT,
+        *,
+        priority: int = 0,
+        request: RepeatableRequest | None = None,
+    ) -> RunRecord:
+        """Add a queued run of a project, with the texts of the recipe's files by name.
+
+        Raises UsedRunError, ValueError for an id that is not valid, RedisFullError; RepeatedRequestError and
+        OtherRequestError for a `request` whose key was used.
         """
         now, texts = time.time(), files or {}
         first = Transition(state=RunState.QUEUED, at=now, reason="submitted")
-        fields = _new_fields(recipe, recipe.rollout.replicas, [first], RewardDigests.of(texts).files)
-        if not await self._create(run, now, fields, texts):
-            raise ValueError(f"run id: {run!r} is not valid: expected an id that is not in use")
+        fields = new_fields(recipe, recipe.rollout.replicas, [first], RewardDigests.of(texts).files)
+        fields |= {"project": project, "priority": str(priority)}
+        if not await self._create(run, now, fields, texts, request):
+            raise UsedRunError(run)
+        return await self.get(run)
+
+    async def create_failed(
+        self, run: str, recipe: Recipe, created_at: float, reason: str, files: Mapping[str, str], project: str
+    ) -> RunRecord:
+        """Add the record of a run that was created before, as failed. Raises UsedRunError, RedisFullError."""
+        failed = Transition(state=RunState.FAILED, at=time.time(), reason=reason)
+        fields = new_fields(recipe, recipe.rollout.replicas, [failed], RewardDigests.of(files).files)
+        if not await self._create(run, created_at, fields | {"project": project}, files):
+            raise UsedRunError(run)
         return await self.get(run)
 
     async def restore_failed(self, record: RunRecord, reason: str) -> bool:
@@ -156,89 +228,44 @@ class RunRecords:
         if any(fields[b"m"] == deleted for _, fields in await self._redis.xrevrange(DELETED_RUNS)):
             return False
         failed = Transition(state=RunState.FAILED, at=time.time(), reason=reason)
-        fields = _new_fields(record.recipe, record.rollout_replicas, [*record.history, failed], record.files)
-        return await self._create(record.id, record.created_at, fields | _given(place=record.place), {})
+        fields = new_fields(record.recipe, record.rollout_replicas, [*record.history, failed], record.files)
+        edits = json.dumps([edit.model_dump(mode="json") for edit in record.edits]) if record.edits else ""
+        fields |= {"project": record.project, "priority": str(record.priority)} | stated(
+            place=record.place, edits=edits
+        )
+        return await self._create(record.id, record.created_at, fields, {})
 
-    async def _create(self, run: str, created_at: float, fields: Mapping[str, str], texts: Mapping[str, str]) -> bool:
+    async def earlier(self, request: RepeatableRequest) -> RepeatedRequestError | None:
+        """What is known of a request that was carried out before. Raises OtherRequestError."""
+        stored = await self._redis.get(request_key(request.key))
+        return request.check(stored) if stored else None
+
+    async def _create(
+        self,
+        run: str,
+        created_at: float,
+        fields: Mapping[str, str],
+        texts: Mapping[str, str],
+        request: RepeatableRequest | None = None,
+    ) -> bool:
         created = await call(
             self._redis,
             "create_record",
             record_key=RunKeys(run).record,
-            runs_key=RUNS,
-            active_key=ACTIVE_RUNS,
             files_key=RunKeys(run).reward_files,
+            request_key=request_key(request.key if request else ""),
             run=run,
             created_at=repr(created_at),
-            field_list=_flat(fields),
-            file_list=_flat(texts),
+            request=request.stored(run) if request else "",
+            request_kept_s=REQUESTS_KEPT_S,
+            field_list=flat(fields),
+            file_list=flat(texts),
+            **INDEX,
+            **WORDS,
         )
-        return bool(created)
-
-    async def exists(self, run: str) -> bool:
-        """Whether the run has a record."""
-        return bool(await self._redis.exists(RunKeys(run).record))
-
-    async def get(self, run: str, fence: Fence | None = None) -> RunRecord:
-        """One run. Raises UnknownRunError, UnreadableRunError; FencedError for the `fence` of a replaced controller."""
-        try:
-            keys = RunKeys(run)
-        except ValueError:
-            raise _unknown(run) from None
-        async with self._redis.pipeline(transaction=False) as pipe:
-            pipe.hgetall(keys.record)
-            pipe.get(keys.epoch(OWNER))
-            fields, token = await pipe.execute()
-        if b"history" not in fields:
-            raise _unknown(run)
-        if fence and (newest := Fence.parse(token)).replaces(fence):
-            raise FencedError(f"a newer controller owns run {run!r}: {newest.owner}")
-        return decode_record(run, fields)
-
-    async def all(self) -> list[RunRecord]:
-        """Every run, oldest first; one whose record is damaged is logged and left out."""
-        return await self._read([run.decode() for run in await self._redis.zrange(RUNS, 0, -1)])
-
-    async def active(self) -> list[RunRecord]:
-        """Those of `all` for which the controller has work, by their index; others are removed from it."""
-        listed = [run.decode() for run in await self._redis.smembers(ACTIVE_RUNS)]
-        found = [record for record in await self._read(listed) if record.active]
-        for run in {*listed} - {record.id for record in found}:
-            await self.index(run)
-        return sorted(found, key=lambda record: (record.created_at, record.id))
-
-    async def index(self, run: str) -> None:
-        """List a run as active, or no longer, as its record says. A process of an earlier release does not do it."""
-        await call(
-            self._redis,
-            "index_run",
-            record_key=RunKeys(run).record,
-            active_key=ACTIVE_RUNS,
-            run=run,
-            active_words=ACTIVE_WORDS,
-        )
-
-    async def _read(self, runs: list[str]) -> list[RunRecord]:
-        found = []
-        for start in range(0, len(runs), READ_AT_ONCE):
-            part = runs[start : start + READ_AT_ONCE]
-            async with self._redis.pipeline(transaction=False) as pipe:
-                for run in part:
-                    pipe.hgetall(RunKeys(run).record)
-                found += list(self._decoded(zip(part, await pipe.execute(), strict=True)))
-        return found
-
-    def _decoded(self, found: Iterable[tuple[str, dict[bytes, bytes]]]) -> Iterator[RunRecord]:
-        """The records that can be read; others are logged once."""
-        for run, fields in found:
-            if b"history" not in fields:
-                log.debug("run %s is in an index but has no record", run)
-                continue
-            try:
-                yield decode_record(run, fields)
-            except UnreadableRunError as error:
-                if run not in self._unreadable:
-                    log.warning("left out: %s", error)
-                self._unreadable.add(run)
+        if request and created < 0 and (repeated := await self.earlier(request)):
+            raise repeated
+        return created > 0
 
     async def transition(self, run: str, state: RunState, reason: str, fence: Fence | None = None) -> RunRecord:
         """Change a run's state, with a time and a reason. Raises EndedRunError when it has ended, FencedError."""
@@ -276,7 +303,10 @@ class RunRecords:
 
     async def _requeue(self, record: RunRecord, changes: ResumeChanges) -> RunRecord:
         run, fields = record.id, {}
-        drop = ["cancel_requested", "pause_requested", "summary"]
+        drop = ["cancel_requested", "pause_requested", "summary", "adopted_step"]
+        if changes.from_step is None and record.adopted_step is not None:
+            # Of an adopted run, Redis has nothing of the sampler after the checkpoint.
+            changes = replace(changes, from_step=record.adopted_step)
         if changes.from_step is None:
             reason = "resumed"
             drop.append("resume_step")
@@ -331,27 +361,28 @@ class RunRecords:
         try:
             keys = RunKeys(run)
         except ValueError:
-            raise _unknown(run) from None
+            raise unknown(run) from None
         done = await call(
             self._redis,
             "change_record",
             record_key=keys.record,
             epoch_key=keys.epoch(role),
-            active_key=ACTIVE_RUNS,
             deleted_keys=change.delete_keys,
             fence=fence.token if fence else "",
             run=run,
-            states=_words(states),
-            closings=_words(change.closings),
-            active_words=ACTIVE_WORDS,
+            states=words(states),
+            closings=words(change.closings),
+            revision="" if change.revision is None else change.revision,
             transition=change.transition(),
             counted_field=change.count,
             deleted_field_list=change.drop,
             set_field_list=change.set_fields(),
+            **INDEX,
+            **WORDS,
         )
-        if done < 0:
-            raise _unknown(run)
-        record = await self.get(run)
+        if done in REFUSED:
+            raise REFUSED[done](run)
+        record = await self.shown(run)
         if done:
             return record
         if record.closing and record.closing not in change.closings:
@@ -366,7 +397,3 @@ async def is_paused(redis: Redis, keys: RunKeys) -> bool:
     state, requested = await redis.hmget(keys.record, "state", "pause_requested")
     starved = await redis.exists(keys.starved)
     return bool(starved) or requested == b"1" or state == RunState.PAUSED.value.encode()
-
-
-def _unknown(run: str) -> UnknownRunError:
-    return UnknownRunError(f"run {run!r} does not exist")

@@ -27,6 +27,7 @@ class HandCluster:
         self.broken_learner = None
         self.ready = set()
         self.short = None
+        self.too_large, self.room = set(), set()
         self.failing = {}
         self.looks = 0
 
@@ -49,6 +50,9 @@ class HandCluster:
     async def scale_rollout(self, run, replicas):
         self.request("scale", replicas)
 
+    async def scale_verifier(self, run, replicas):
+        self.request("scale verifier", replicas)
+
     async def faults(self, run, ready):
         self.looks += 1
         if self.failing.get("faults"):
@@ -69,7 +73,10 @@ class HandCluster:
     async def shortage(self, record):
         if self.failing.get("shortage"):
             raise self.failing["shortage"].pop(0)
-        return self.short
+        return None if record.id in self.room else self.short
+
+    async def fits_alone(self, record):
+        return record.id not in self.too_large
 
     async def stop(self, run, deadline_s):
         self.request("stop")

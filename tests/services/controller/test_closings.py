@@ -7,14 +7,12 @@ import pytest
 from deploy.local.preflight import StackError, check_expiry
 from services.contracts import Closing, RunState
 from services.controller.ended import closings, expiry
-from services.controller.ended.known_runs import EndedRuns
 from services.settings import ExpiryError, load_expiry, parse_recipe
 from services.settings.expiry import VARIABLE
 from services.storage import objects
 from services.storage.mirror import run_mirror
-from services.streams.keys import RunKeys
+from services.streams.keys import UNCLOSED_RUNS, RunKeys
 from services.streams.state.ended.closing import close_run
-from services.streams.state.ended.standings import Standing
 from services.streams.state.group_counts import group_counts
 from services.streams.state.heartbeat import Heartbeat
 from services.streams.state.runs import ClosedRunError, RunRecords
@@ -129,13 +127,13 @@ async def ended(records, run, state):
     await records.transition(run, state, "test")
 
 
-async def test_failed_and_cancelled_runs_expire(own_server, tmp_path, monkeypatch):
+async def test_ended_runs_expire(own_server, tmp_path, monkeypatch):
     _, redis = own_server
     monkeypatch.setenv(VARIABLE, "3")
     monkeypatch.setattr(expiry, "LOOK_S", 0.0)
     monkeypatch.setattr(expiry, "CLOSED_AT_ONCE", 1)
-    records, old = RunRecords(redis), {"failed": RunState.FAILED, "cancelled": RunState.CANCELLED}
-    for run, state in {**old, "succeeded": RunState.SUCCEEDED}.items():
+    records, old = RunRecords(redis), {state.value: state for state in RunState if state.ended}
+    for run, state in old.items():
         await ended(records, run, state)
         await (await DrivenRun.open(redis, RunKeys(run))).published("g0")
     async with controlling(redis, tmp_path):
@@ -149,8 +147,7 @@ async def test_failed_and_cancelled_runs_expire(own_server, tmp_path, monkeypatc
             assert len(await events_of(redis, run, "expired")) == 1
         await ended(records, "young", RunState.FAILED)
         await asyncio.sleep(1.2)
-    assert [(await records.get(run)).closing for run in ("succeeded", "young")] == [None, None]
-    assert RunKeys("succeeded").payload("g0", 0).encode() in await keys_of(redis, "succeeded")
+    assert (await records.get("young")).closing is None
 
 
 async def test_a_run_of_another_release_is_cancelled_and_expires(own_server, tmp_path, monkeypatch, caplog):
@@ -177,37 +174,65 @@ async def test_a_run_of_another_release_is_cancelled_and_expires(own_server, tmp
         await until_gone(records, "old")
 
 
-async def test_a_run_that_was_resumed_meanwhile_does_not_expire(redis, run_id, tmp_path):
+async def test_a_run_that_was_resumed_meanwhile_does_not_expire(own_server, run_id, tmp_path, monkeypatch):
+    _, redis = own_server
     records = RunRecords(redis)
     await ended(records, run_id, RunState.FAILED)
-    await records.resume(run_id)
-    at = EndedRuns.of({run_id: Standing(RunState.FAILED, 1.0), f"{run_id}-gone": Standing(RunState.FAILED, 2.0)})
-    await expiry.Expiry(redis, tmp_path, 10.0).look(at, now=100.0)
+    await redis.zadd(UNCLOSED_RUNS, {run_id: 1.0, f"{run_id}-gone": 2.0})  # as they were read
+    close = expiry.close_run
+
+    async def late(redis, run, closing):
+        if run == run_id:
+            await records.resume(run)
+        return await close(redis, run, closing)
+
+    monkeypatch.setattr(expiry, "close_run", late)
+    await expiry.Expiry(redis, tmp_path, 10.0).look(now=100.0)
     record = await records.get(run_id)
     assert (record.state, record.closing) == (RunState.QUEUED, None)
 
 
-async def test_a_host_whose_clock_jumped_expires_nothing(redis, run_id, tmp_path):
+async def ends_at(redis, run, at):
+    """Set back when a run ended."""
+    await redis.zadd(UNCLOSED_RUNS, {run: at})
+
+
+async def test_a_host_whose_clock_jumped_expires_nothing(own_server, run_id, tmp_path):
+    _, redis = own_server
     records = RunRecords(redis)
     await ended(records, run_id, RunState.FAILED)
     seconds, _ = await redis.time()
-    at = EndedRuns.of({run_id: Standing(RunState.FAILED, seconds - 5.0)})
-    await expiry.Expiry(redis, tmp_path, 1800.0).look(at, now=seconds + 3600.0)
+    await ends_at(redis, run_id, seconds - 5.0)
+    await expiry.Expiry(redis, tmp_path, 1800.0).look(now=seconds + 3600.0)
     assert (await records.get(run_id)).closing is None
-    await expiry.Expiry(redis, tmp_path, 4.0).look(at, now=seconds + 3600.0)
+    await expiry.Expiry(redis, tmp_path, 4.0).look(now=seconds + 3600.0)
     assert (await records.get(run_id)).closing is Closing.EXPIRING
 
 
-async def test_a_run_that_ended_within_this_second_expires(redis, run_id, tmp_path):
+async def test_a_run_that_ended_within_this_second_expires(own_server, run_id, tmp_path):
+    _, redis = own_server
     records = RunRecords(redis)
     await ended(records, run_id, RunState.FAILED)
     microseconds = 1_000_000
     while microseconds > 500_000:  # leaves the look half a second in the same one
         await asyncio.sleep(0.01)
         seconds, microseconds = await redis.time()
-    at = EndedRuns.of({run_id: Standing(RunState.FAILED, seconds + microseconds / 1e6)})
-    await expiry.Expiry(redis, tmp_path, 0.0).look(at, now=seconds + 3600.0)
+    await ends_at(redis, run_id, seconds + microseconds / 1e6)
+    await expiry.Expiry(redis, tmp_path, 0.0).look(now=seconds + 3600.0)
     assert (await records.get(run_id)).closing is Closing.EXPIRING
+
+
+async def test_many_runs_of_another_platform_do_not_stop_expiry(own_server, run_id, tmp_path, monkeypatch):
+    _, redis = own_server
+    monkeypatch.setattr(expiry, "READ_AT_ONCE", 2)
+    records = RunRecords(redis)
+    for number in range(5):
+        await ended(records, f"elsewhere-{number}", RunState.FAILED)
+        await records.set_paths(f"elsewhere-{number}", place="s3://another/place")
+    await ended(records, run_id, RunState.FAILED)
+    await expiry.Expiry(redis, tmp_path, 0.0).look(now=2e9)
+    assert (await records.get(run_id)).closing is Closing.EXPIRING
+    assert (await records.get("elsewhere-0")).closing is None
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("", 14 * 86400.0), ("0", None), ("3600", 3600.0), ("1e3", 1000.0)])

@@ -9,13 +9,11 @@ import pytest
 from services.contracts import Closing, RunState
 from services.controller.ended import closings, expiry
 from services.controller.ended.closings import Closings
-from services.controller.ended.known_runs import EndedRuns
 from services.settings import parse_recipe
 from services.storage.mirror import MARK, files_place
 from services.streams.connection.client import connect
 from services.streams.keys import RunKeys
 from services.streams.state.ended.closing import close_run
-from services.streams.state.ended.standings import standing_runs
 from services.streams.state.runs import RunRecords
 from tests.harness.small_run import recipe_document
 from tests.services.controller.hand_cluster import controlling, events_of, first_event, until_gone, until_state
@@ -82,10 +80,9 @@ async def test_a_run_of_an_earlier_release_has_no_place(own_server, run_id, tmp_
 async def test_each_platform_expires_its_own_runs(own_server, run_id, tmp_path):
     _, redis = own_server
     records = await ended_at(redis, tmp_path / "a", run_id)
-    ended = EndedRuns.of(await standing_runs(redis))
-    await expiry.Expiry(redis, tmp_path / "b", 0.0).look(ended, now=2e9)
+    await expiry.Expiry(redis, tmp_path / "b", 0.0).look(now=2e9)
     assert (await records.get(run_id)).closing is None
-    await expiry.Expiry(redis, tmp_path / "a", 0.0).look(ended, now=2e9)
+    await expiry.Expiry(redis, tmp_path / "a", 0.0).look(now=2e9)
     assert (await records.get(run_id)).closing is Closing.EXPIRING
 
 

@@ -10,9 +10,11 @@ from typing import Any, NamedTuple
 
 from services.contracts import Closing, Lane, ProcessInfo, Release, RunState, Sample, WeightPlan
 from services.settings import parse_recipe
+from services.streams.connection.functions import call
 from services.streams.delivery import leases
 from services.streams.delivery.consumer import Consumer, trim
 from services.streams.delivery.payloads import fetch_texts
+from services.streams.delivery.process_logs import LogLine, LogShipping
 from services.streams.keys import ACTIVE_RUNS
 from services.streams.state.ended.cleanup import erase
 from services.streams.state.ended.closing import close_run, delete_record
@@ -108,6 +110,26 @@ async def index_run(run):
     return lambda: records.index(run.keys.run)
 
 
+async def restore_history(run):
+    records = RunRecords(run.redis)
+    recipe = parse_recipe(recipe_document("/none"))
+    await records.create_failed(run.keys.run, recipe, 1.0, "adopted", {}, "default")
+    await run.redis.unlink(run.keys.policy)
+    return lambda: call(
+        run.redis,
+        "restore_history",
+        record_key=run.keys.record,
+        policy_key=run.keys.policy,
+        counters_key=run.keys.lane(Lane.TRAIN).counters,
+        sampler_state_key=run.keys.sampler_state,
+        checkpoints_key=run.keys.checkpoints,
+        sampler_state="{}",
+        checkpoints="[2]",
+        policy_list=["step", "2", "version", "3"],
+        counter_list=["trained", "8"],
+    )
+
+
 async def dispatch(run):
     return lambda: run.sampler.dispatch(Lane.TRAIN, [task_of("g0")], STATE)
 
@@ -123,6 +145,12 @@ async def set_fenced(run):
 
 async def append_message(run):
     return lambda: EventLog(run.redis, run.keys, "test").write(EVENT.phase, EVENT.text)
+
+
+async def append_log(run):
+    info = ProcessInfo(id="p", service="rollout", run=run.keys.run, host="h", pid=1, metrics="h:1")
+    line = LogLine(at=1.0, level="INFO", text="a line")
+    return lambda: LogShipping(run.redis, run.keys, info, "")._send([line, line])
 
 
 async def append_fenced(run):
@@ -163,7 +191,7 @@ async def read_texts(run):
 async def record_verdicts(run):
     [delivery] = await run.judged("g0", 1)
     return lambda: run.sampler.record_verdicts(
-        Lane.TRAIN, "g0", [(delivery.lease, delivery.message)], "kept", 1, posterior=("p0", "1:1:0")
+        Lane.TRAIN, "g0", [(delivery.lease, delivery.message)], "kept", posterior=("p0", "1:1:0")
     )
 
 
@@ -231,7 +259,24 @@ async def deleted_evaluations(run):
 async def trimmed_groups(run):
     for name in ("g0", "g1", "g2"):
         await run.decided(name, "filtered")
+    await run.archived()
     return lambda: trim_released(run.redis, run.keys, Lane.TRAIN, 1)
+
+
+async def taken(run):
+    await run.decided("g0", "filtered")
+    groups = await run.unarchived.hashes(["g0"])
+    return lambda: run.unarchived.take(Lane.TRAIN, groups)
+
+
+async def stripped(run):
+    await run.decided("g0", "filtered")
+    return lambda: run.unarchived.strip(Lane.TRAIN, 1)
+
+
+async def deleted_evaluated(run):
+    await run.decided("g0", "filtered")
+    return lambda: run.sampler.delete_evaluated(["g0"])
 
 
 async def trimmed(run):
@@ -243,16 +288,43 @@ async def trimmed(run):
     return lambda: trim(run.redis, run.streams.samples, "verifier", 0.0, 3)
 
 
+async def begun_audit(run):
+    pending = run.keys.key("audit-pending")
+    return lambda: call(run.redis, "begin_audit", pending_key=pending, request="r", entry="{}")
+
+
+async def ended_audit(run):
+    await (await begun_audit(run))()
+    values = {"pending_key": run.keys.key("audit-pending"), "log_key": run.keys.key("audit"), "request": "r"}
+    return lambda: call(run.redis, "end_audit", **values, entry="{}", kept=1000, oldest=0)
+
+
+async def taken_lock(run):
+    values = {"lock_key": run.keys.key("lock"), "owner": "o", "lifetime_ms": 60_000}
+    return lambda: call(run.redis, "take_lock", **values)
+
+
+async def released_lock(run):
+    await (await taken_lock(run))()
+    return lambda: call(run.redis, "release_lock", lock_key=run.keys.key("lock"), owner="o")
+
+
 CASES = {
     "announce_version": Case(announce_version, "learner"),
     "append_fenced": Case(append_fenced, "learner"),
+    "append_log": Case(append_log),
     "append_message": Case(append_message),
+    "begin_audit": Case(begun_audit),
     "become_owner": Case(become_sampler),
     "change_record": Case(change_record, OWNER),
     "commit_policy": Case(commit_policy, "learner"),
     "commit_step": Case(commit_step, "learner"),
     "create_consumer_group": Case(create_consumer_group),
     "create_record": Case(create_record),
+    "delete_evaluated": Case(deleted_evaluated, "sampler"),
+    "end_audit": Case(ended_audit),
+    "take_lock": Case(taken_lock),
+    "release_lock": Case(released_lock),
     "delete_evaluations": Case(deleted_evaluations, "sampler"),
     "discard_entry": Case(discard_entry, "learner"),
     "delete_record": Case(delete_closed_record),
@@ -272,8 +344,11 @@ CASES = {
     "reopen_groups": Case(reopened_groups, "sampler"),
     "start_rewind": Case(started_rewind, "sampler"),
     "store_posteriors": Case(stored_posteriors, "sampler"),
+    "restore_history": Case(restore_history),
     "finish_rewind": Case(finished_rewind, "sampler"),
     "set_fenced": Case(set_fenced, "learner"),
+    "strip_unarchived": Case(stripped, "sampler"),
+    "take_archived": Case(taken, "sampler"),
     "take_budget": Case(take_budget),
     "trim": Case(trimmed),
     "trim_released": Case(trimmed_groups),

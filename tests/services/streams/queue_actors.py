@@ -27,6 +27,7 @@ from services.streams.state.group_state import (
 )
 from services.streams.state.policy_history import History
 from services.streams.state.rewind import ReopenedGroup, Rewind
+from services.streams.unarchived import Unarchived
 from tests.services.driven import (
     BODY,
     STATE,
@@ -285,7 +286,7 @@ class Actors:
         elif lost:
             decision = ""
         given = [(held.delivery.lease, held.delivery.message) for held in verdicts]
-        call = last.owner.record_verdicts(Lane.TRAIN, group.name, given, decision, G, rest=rest)
+        call = last.owner.record_verdicts(Lane.TRAIN, group.name, given, decision, rest=rest)
         if group.gone and last.owner is self.samplers[-1]:
             return self.rejected(verdicts, call)
         owned, reply = self.owned(last.owner, call)
@@ -309,7 +310,7 @@ class Actors:
         """The sampler decides a group whose verdicts are all recorded."""
         group = self.model.groups[name]
         decision, rest = self.possible(group, decision)
-        owned, reply = self.owned(owner, owner.record_verdicts(Lane.TRAIN, name, [], decision, G, rest=rest))
+        owned, reply = self.owned(owner, owner.record_verdicts(Lane.TRAIN, name, [], decision, rest=rest))
         if owned:
             assert reply == []
             self.model.decide(group, decision)
@@ -320,6 +321,31 @@ class Actors:
         reply = self.do(self.samplers[-1].release(Lane.TRAIN, name, release, G))
         assert reply == self.model.release(name, release.value)
         self.met(f"release of a {before} group")
+
+    # The archive of groups.
+
+    def archive(self, sampler: GroupTransitions, names: Sequence[str], times: int = 1) -> None:
+        """A sampler has written groups to the archive, or some that are not to be archived any more."""
+        archive = Unarchived(self.run.redis, self.keys, "sampler", sampler.fence)
+        groups = self.do(archive.hashes([name for name in names if not self.model.groups[name].gone]))
+        for _ in range(times):
+            try:
+                taken = self.do(archive.take(Lane.TRAIN, groups))
+            except FencedError:
+                assert sampler is not self.samplers[-1]
+                self.met("take_archived by a previous owner")
+                return
+            assert sampler is self.samplers[-1]
+            self.met("groups archived after they were stripped", set(names) & set(self.model.bare))
+            assert taken == self.model.archive([group.name for group in groups])
+            self.met("groups archived" if taken else "groups archived again")
+
+    def strip(self, most: int) -> None:
+        """The archive could not be written for long."""
+        archive = Unarchived(self.run.redis, self.keys, "sampler", self.samplers[-1].fence)
+        stripped, abandoned = self.do(archive.strip(Lane.TRAIN, most))
+        assert (stripped, abandoned) == (self.model.strip(most), 0)
+        self.met("groups stripped", stripped)
 
     # Faults of deliveries.
 
@@ -443,6 +469,7 @@ class Actors:
         names = list(self.model.reopened(step))
         self.do(self._rewound(step, names))
         waiting = [batch.step for batch in self.model.log if batch.trained]
+        self.met("rewound over a group that waits for the archive", {*names} & {*self.model.unarchived})
         self.met("rewound over a released step", any(at > step and at not in waiting for at, _ in self.model.steps))
         self.met("rewound to a step that was not released", any(at <= step for at in waiting))
         self.model.rewind(step)

@@ -71,10 +71,24 @@ FAULTS = {
         "if decision == 'kept' then",
         "redis.call('SREM', pending_key, group) if decision == 'kept' then",
     ),
-    "a filtered group keeps its payloads": Fault(
-        "record_verdicts",
-        "retire_group(released_key, group_key, payload_keys)",
-        "retire_group(released_key, group_key, {})",
+    "a filtered group is not archived": Fault("record_verdicts", "retire_group(unarchived_key, group_key)", ""),
+    "a released group is not archived": Fault("release", "retire_group(unarchived_key, group_key)", ""),
+    "a group waits twice for the archive": Fault("shared", "'archive', 'waits') == 0", "'archive', 'waits') > 1"),
+    "an archived group keeps its payloads": Fault(
+        "take_archived", "for payload = first, last_of_group do redis.call('UNLINK', payload_keys[payload]) end", ""
+    ),
+    "a group that does not wait is archived": Fault("take_archived", "> 0 then", ">= 0 then"),
+    "an archived group leaves no tombstone": Fault("shared", "redis.call('RPUSH', released_key, group_key)", ""),
+    "a stripped group keeps its payloads": Fault(
+        "strip_unarchived", "for payload = first, last_of_group do redis.call('UNLINK', payload_keys[payload]) end", ""
+    ),
+    "a stripped group is not archived": Fault("strip_unarchived", "redis.call('RPUSH', bare_key, group_key)", ""),
+    "a group that does not wait is stripped": Fault("strip_unarchived", "> 0 then", ">= 0 then"),
+    "a rewind leaves groups to be archived": Fault(
+        "reopen_groups", "{unarchived_key, bare_key, released_key}", "{bare_key, released_key}"
+    ),
+    "a rewind leaves stripped groups to be archived": Fault(
+        "reopen_groups", "{unarchived_key, bare_key, released_key}", "{unarchived_key, released_key}"
     ),
     "a batched group is released": Fault(
         "release", "if state ~= 'pending' and state ~= 'kept' and not lost then", "if not state then"
@@ -99,11 +113,8 @@ FAULTS = {
     "versions are never forgotten": Fault("announce_version", "and of_step >= tonumber(oldest_step)", ""),
     "a rewind leaves the steps of versions": Fault("finish_rewind", "'rewinding', 'version_steps'", "'rewinding'"),
     "a batch is released twice": Fault("release_batch", "== 0 then return 0", "== 9 then return 0"),
-    "a repeated release counts a group as released again": Fault(
-        "release_batch", "redis.call('HDEL', group_key, 'task') == 1", "true"
-    ),
-    "a released batch keeps its payloads": Fault(
-        "release_batch", "for payload = first, last_of_group do redis.call('UNLINK', payload_keys[payload]) end", ""
+    "a released batch is not archived": Fault(
+        "release_batch", "if retire_group(unarchived_key, group_key) then", "if false then"
     ),
     "a release that is cut off is forgotten": Fault("release_batch", "if last == '0' then return 1 end", ""),
     "trimming goes past a lease": Fault("trim", "if pending[1] > 0 then first = pending[2] end", ""),
@@ -116,7 +127,9 @@ FAULTS = {
     ),
     "a rewind leaves generated samples": Fault("reopen_groups", "redis.call('UNLINK', payload_key)", ""),
     "a rewind leaves verdicts": Fault("reopen_groups", "redis.call('DEL', group_key)", ""),
-    "a rewind leaves the tombstones": Fault("reopen_groups", "redis.call('LREM', released_key, 0, group_key)", ""),
+    "a rewind leaves the tombstones": Fault(
+        "reopen_groups", "{unarchived_key, bare_key, released_key}", "{unarchived_key, bare_key}"
+    ),
     "a rewind leaves messages in flight": Fault(
         "start_rewind", "'UNLINK', tasks_key, samples_key, verdicts_key,", "'UNLINK', tasks_key,"
     ),

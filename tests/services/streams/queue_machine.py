@@ -49,6 +49,9 @@ ACTIONS = (
     "train",
     "commit_late",
     "release_batch",
+    "archive",
+    "archive",
+    "strip",
     "replace",
     "rewind",
 )
@@ -305,6 +308,18 @@ class QueueMachine(RuleBasedStateMachine):
             learner, batch = writer(data, self.acts.learners), trained[-1] if dies else pick(data, trained)
             self.acts.release_batch(learner, batch, pick(data, TIMES), dies)
 
+    def archive(self, data: Any) -> None:
+        """Archive some groups that wait for it; sometimes one that does not."""
+        model = self.acts.model
+        names = [*model.bare, *model.unarchived][: pick(data, (1, 3))]
+        if others := sorted(set(model.groups) - set(names)):
+            names += [pick(data, others)] if pick(data, (False, False, True)) else []
+        if names:
+            self.acts.archive(writer(data, self.acts.samplers), names, pick(data, TIMES))
+
+    def strip(self, data: Any) -> None:
+        self.acts.strip(pick(data, (1, 2)))
+
     def replace(self, data: Any) -> None:
         pick(data, (self.acts.new_sampler, self.acts.new_learner))(lost=pick(data, (True, False)))
 
@@ -347,6 +362,7 @@ class QueueMachine(RuleBasedStateMachine):
             self.train_one()
         for batch in list(acts.model.log):
             acts.release_batch(acts.learners[-1], batch)
+        acts.archive(acts.samplers[-1], [*acts.model.bare, *acts.model.unarchived])
         for stream in STREAMS:
             acts.trim(stream)
         acts.check()

@@ -123,6 +123,8 @@ class Model:
         self.groups: dict[str, Group] = {}
         self.streams = {name: Stream() for name in STREAMS}
         self.tombstones: list[str] = []
+        self.unarchived: list[str] = []
+        self.bare: list[str] = []
         self.letters: list[Letter] = []
         self.log: list[LoggedBatch] = []
         self.steps: list[tuple[int, tuple[str, ...]]] = []
@@ -223,11 +225,24 @@ class Model:
 
     def end(self, group: Group, state: str) -> None:
         group.state = state
-        group.payloads = {}
-        self.retire(group.name)
+        self.unarchived.append(group.name)
 
-    def retire(self, name: str) -> None:
-        self.tombstones.append(name)
+    def archive(self, names: Sequence[str]) -> int:
+        """Groups are in the archive; how many of them had waited for it."""
+        waiting = [name for name in names if name in self.unarchived or name in self.bare]
+        for name in waiting:
+            (self.unarchived if name in self.unarchived else self.bare).remove(name)
+            self.groups[name].payloads = {}
+            self.tombstones.append(name)
+        return len(waiting)
+
+    def strip(self, most: int) -> int:
+        """The groups that have waited longest wait without payloads; how many."""
+        names, self.unarchived = self.unarchived[:most], self.unarchived[most:]
+        for name in names:
+            self.groups[name].payloads = {}
+        self.bare += names
+        return len(names)
 
     def trim_released(self) -> int:
         deleted = self.tombstones[: max(0, len(self.tombstones) - TOMBSTONES)]
@@ -298,10 +313,9 @@ class Model:
         if batch not in self.log:
             return False
         for name in batch.groups[:calls]:
-            self.groups[name].payloads = {}
             if not self.groups[name].released:
                 self.groups[name].released = True
-                self.retire(name)
+                self.unarchived.append(name)
         if calls >= len(batch.groups):
             self.log.remove(batch)
         return True
@@ -323,8 +337,9 @@ class Model:
         self.rewinds += 1
         for name in self.reopened(step):
             old = self.groups[name]
-            if name in self.tombstones:
-                self.tombstones.remove(name)
+            for names in (self.unarchived, self.bare, self.tombstones):
+                if name in names:
+                    names.remove(name)
             self.groups[name] = Group(name, old.samples, old.samples, life=old.life + 1)
             self.publish_task(self.groups[name])
         self.steps = [(at, names) for at, names in self.steps if at <= step]

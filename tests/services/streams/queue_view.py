@@ -56,6 +56,7 @@ class View:
             pipe.xpending_range(key + name, READERS[name], "-", "+", 1000)
             pipe.xinfo_groups(key + name)
         pipe.hgetall(key + "counters").smembers(key + "pending").lrange(key + "released", 0, -1)
+        pipe.lrange(key + "unarchived", 0, -1).lrange(key + "unarchived-bare", 0, -1)
         pipe.hgetall(key + "policy").hgetall(key + "queue")
         names, *reply = pipe.execute(raise_on_error=False)
         streams = [self._messages(name, got) for name, got in zip((*STREAMS, "batches", "steps"), reply, strict=False)]
@@ -66,8 +67,10 @@ class View:
         }
         self.counters = {name.decode(): int(value) for name, value in reply[12].items()}
         self.pending = {name.decode() for name in reply[13]}
-        self.released = [name.decode().removeprefix(f"{key}group:") for name in reply[14]]
-        self.policy, self.queue = ({k.decode(): v.decode() for k, v in fields.items()} for fields in reply[15:17])
+        self.released, self.unarchived, self.bare = (
+            [name.decode().removeprefix(f"{key}group:") for name in names_of] for names_of in reply[14:17]
+        )
+        self.policy, self.queue = ({k.decode(): v.decode() for k, v in fields.items()} for fields in reply[17:19])
         self._look_at([name.decode().removeprefix(key) for name in names])
 
     def _look_at(self, names: list[str]) -> None:
@@ -117,6 +120,7 @@ class View:
         assert states == {name: group.state for name, group in model.groups.items() if not group.gone}
         assert {name for name, state in states.items() if state not in ENDED} == self.pending
         assert self.released == model.tombstones
+        assert (self.unarchived, self.bare) == (model.unarchived, model.bare)
 
     def results_are_the_first_ones(self, model: Model) -> None:
         """Payloads exist exactly while they may be needed, and each recorded verdict is of that payload."""

@@ -37,10 +37,13 @@ redis.register_function('count', function(keys, args) return redis.call('INCR', 
 
 
 @pytest.fixture
-def server(tmp_path):
+def server(tmp_path, monkeypatch):
+    """A server, to which this process logs in with the file of its password."""
     valkey = EmbeddedValkey(tmp_path / "valkey")
     try:
         valkey.start()
+        for name, value in valkey.login.items():
+            monkeypatch.setenv(name, value)
         yield valkey
     finally:
         valkey.stop()
@@ -64,7 +67,7 @@ async def kill_and_restart(server, after_s=0.7):
 
 
 def port_of(server):
-    return int(re.search(r":(\d+)/", server.url)[1])
+    return server.port
 
 
 async def test_every_kind_of_call_survives_kill_and_restart(server, direct):
@@ -144,6 +147,8 @@ async def test_commands_wait_for_a_server_that_loads_its_file(server, direct, tm
         "500",
         "--logfile",
         "slow.log",
+        "--requirepass",
+        server.password_file.read_text(),
     ]
     slow = await asyncio.create_subprocess_exec(*map(str, command), stdout=subprocess.DEVNULL)
     try:
@@ -246,9 +251,8 @@ async def test_connect_waits_for_a_server_that_comes_late(server):
     await redis.aclose()
 
 
-async def test_wrong_credentials_fail_connect_at_once(server, direct):
-    await direct.config_set("requirepass", "right")
-    wrong = server.url.replace("//", "//:wrong@")
+async def test_wrong_credentials_fail_connect_at_once(server):
+    wrong = server.address.replace("//", "//:wrong@")
     # If it had waited, the error would be that the server cannot be reached within so many seconds.
     with pytest.raises(RedisUnavailableError, match=r"^Redis at redis://127\.0\.0\.1:\d+/0 rejected the credentials"):
         await connect(wrong)

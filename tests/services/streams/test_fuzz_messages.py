@@ -204,7 +204,7 @@ def test_hostile_verdicts(fuzz):
         async def serve(delivery):
             verdict = delivery.message
             decision = "kept" if seen | {verdict.index} == {0, 1} else ""
-            await record_verdict(run.sampler, Lane.TRAIN, delivery.lease, verdict, decision, 2)
+            await record_verdict(run.sampler, Lane.TRAIN, delivery.lease, verdict, decision)
             seen.add(verdict.index)
 
         served = await fuzzed.read_all(run.judge(), serve)

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from services.contracts import Cause, CommittedPolicy, Lane, Release, Task
+from services.contracts import BatchGroup, Cause, CommittedPolicy, Lane, Release, Task
 from services.streams.connection.functions import FencedError, call
 from services.streams.delivery.leases import renew_lease
 from services.streams.delivery.snapshots import read_snapshot
@@ -269,12 +269,19 @@ async def test_batch_keeps_its_payloads_until_it_is_released(run, redis, keys):
     assert await payload_groups(redis, keys) == {"g0", "g1", "g2"}
     assert await run.learner.release_batch(first)
     assert await run.learner.batches() == [second]
+    [waiting] = await run.unarchived.hashes(["g0"])
+    assert BatchGroup.model_validate_json(waiting.fields[b"trained_as"]) == first.batch.groups[0]
+    assert (waiting.fields[b"step"], waiting.fields[b"version"]) == (b"1", b"0")
+    assert await run.archived() == ["g0"]
     assert await payload_groups(redis, keys) == {"g1", "g2"}
     assert await read_snapshot(redis, keys.snapshot(1)) == snapshot_at(1), "a checkpoint of the step may need it"
     assert await run.state("g0") == "trained", "late results still find the group's state"
     assert not await run.learner.release_batch(first)
     assert await redis.lrange(run.streams.released, 0, -1) == [keys.group("g0").encode()]
+    assert await run.archived() == [], "a batch that is released again is not archived again"
     assert await run.learner.release_batch(second)
+    assert await payload_groups(redis, keys) == {"g1", "g2"}
+    assert await run.archived() == ["g1", "g2"]
     assert await payload_groups(redis, keys) == set()
     assert await read_snapshot(redis, keys.snapshot(1)) is None
     assert await read_snapshot(redis, keys.snapshot(2)) == snapshot_at(2)
@@ -293,13 +300,16 @@ async def test_a_release_that_was_cut_off_is_resumed(run, redis, keys, monkeypat
         with pytest.raises(ConnectionAbortedError):
             await dying.release_batch(logged)
         assert await run.learner.batches() == [logged, following]
+        assert await run.archived() == names[: 2 * died_after]
         assert await payload_groups(redis, keys) == {*names[2 * died_after :], f"g{first}.next"}
         await run.learner.release_committed(first)
         assert await run.learner.batches() == [following]
+        assert await run.archived() == names[2 * died_after :]
         assert await payload_groups(redis, keys) == {f"g{first}.next"}
         version = await run.learner.announce(first + 1, f"w{first + 1}", 1)
         assert await run.learner.commit_step(record_of(following.batch, version), following.entry)
         assert await run.learner.release_batch(following)
+        await run.archived()
     released = await redis.lrange(run.streams.released, 0, -1)
     assert len(released) == len(set(released)) == 18
     assert await run.counts() == {"dispatched": 18, "trained": 18}
@@ -341,6 +351,7 @@ async def test_a_foreign_or_copied_batch_releases_nothing_else(run, redis, keys)
     assert {name for name in before if after.get(name) != before[name]} == {keys.batches}
     assert await run.learner.release_batch(first)
     assert await run.learner.release_batch(again)
+    await run.archived()
     assert await redis.lrange(run.streams.released, 0, -1) == [keys.group("g0").encode()], "one tombstone"
     assert await payload_groups(redis, keys) == {"g1"}
 
@@ -508,7 +519,7 @@ class TestRewind:
         await run.judge().open()
         for verdict in await run.judge().read(4, 0.01):
             await record_verdict(
-                run.sampler, Lane.TRAIN, verdict.lease, verdict.message, "kept" if verdict.message.index else "", 2
+                run.sampler, Lane.TRAIN, verdict.lease, verdict.message, "kept" if verdict.message.index else ""
             )
         assert await run.sampler.publish_batch(batch_of(keys, 2, ["g2"]), snapshot_at(2))
         [logged] = await run.learner.batches()
@@ -529,12 +540,14 @@ class TestRewind:
         for number in range(600):
             await run.sampler.dispatch(Lane.TRAIN, [task_of(f"h{number}")], STATE)
             await run.sampler.release(Lane.TRAIN, f"h{number}", Release.DEAD, 2)
+        await run.archived()
         assert await trim_released(redis, keys, Lane.TRAIN) > 80
         assert await run.state("g2") == "reopened"
 
     async def test_a_group_reopened_while_released_ones_are_trimmed_stays(self, long_run, redis, keys):
         run = long_run
         await run.learner.release_committed(3)
+        await run.archived()
         head = await redis.lrange(run.streams.released, 0, -1)
         assert head == [keys.group(name).encode() for name in ("g1", "g6", "g2", "g3")]
         assert await self.back(run, 1)
@@ -551,6 +564,8 @@ class TestRewind:
     async def test_nothing_of_a_batch_is_left_behind(self, long_run, redis, keys):
         await long_run.learner.release_committed(3)  # as the learner does before it lets the sampler rewind
         assert await self.back(long_run, 2)
+        assert await payload_groups(redis, keys) == {"g1", "g6", "g2"}
+        assert await long_run.archived() == ["g1", "g6", "g2"], "those that stay ended, and not g3"
         assert await payload_groups(redis, keys) == set()
         assert [key async for key in redis.scan_iter(match=keys.key("sampler-snapshot:*"))] == []
         released = {name.decode() for name in await redis.lrange(long_run.streams.released, 0, -1)}

@@ -168,13 +168,14 @@ async def test_run_drains_on_a_full_redis_with_replaced_processes(full, keys):
     for delivery in await run.judge("s1").read(4, 0.01):
         verdict = delivery.message
         decision = "kept" if verdict.index else ""
-        assert await record_verdict(run.sampler, Lane.TRAIN, delivery.lease, verdict, decision, 2)
+        assert await record_verdict(run.sampler, Lane.TRAIN, delivery.lease, verdict, decision)
     assert await run.sampler.publish_batch(batch_of(keys, 1, ["g0", "g1"]), snapshot_at(1))
     [logged] = await run.learner.batches()
     version = await run.learner.announce(1, "w1", 1)
     assert await run.learner.commit_step(record_of(logged.batch, version), logged.entry)
     assert await run.learner.release_batch(logged)
     assert await run.counts() == {"dispatched": 3, "trained": 2, "dead": 1}
+    assert await run.archived() == ["g2", "g0", "g1"]
     assert [key async for key in client.scan_iter(match=keys.key("payload:*"))] == []
 
 

@@ -39,6 +39,8 @@ UNTIL_DETECTED = settings(WHOLE, phases=[Phase.generate], print_blob=False, repo
 
 
 SITUATIONS = """
+    groups archived; groups archived again; groups stripped; groups archived after they were stripped;
+    take_archived by a previous owner; rewound over a group that waits for the archive;
     a batch released; a batch not released twice; a batch published; a batch rejected; a group ended by a letter;
     a release of a batch cut off;
     a group with missing samples; a late renewal; a lease taken over;
@@ -66,7 +68,9 @@ FEW, RARE = 40, 8
 QUICK = {
     "a batch leaves its groups kept",
     "a batched group is released",
-    "a released batch keeps its payloads",
+    "a released batch is not archived",
+    "an archived group keeps its payloads",
+    "a rewind leaves groups to be archived",
     "a previous owner writes",
     "a group is dispatched twice",
     "a late renewal steals the lease",

@@ -10,18 +10,19 @@ import pytest
 from services.contracts import RunState, Transition
 from services.settings import parse_recipe
 from services.streams.connection.functions import FencedError, RedisFullError, call
-from services.streams.keys import ACTIVE_RUNS, RUNS, RunKeys
+from services.streams.keys import ACTIVE_RUNS, INDEX, RUNS, WORDS, RunKeys
+from services.streams.runs.lists import RunFilter, RunLists
 from services.streams.state.events import EventLog
 from services.streams.state.ownership import become_owner
 from services.streams.state.rewards.reward_files import RewardFileError, read_reward_files
 from services.streams.state.runs import (
-    ACTIVE_WORDS,
     EndedRunError,
     NoCheckpointError,
     ResumeChanges,
     RunRecords,
     RunStateError,
     UnknownRunError,
+    UsedRunError,
 )
 from tests.harness.small_run import recipe_document
 
@@ -88,17 +89,18 @@ async def test_a_change_whose_reply_was_lost_can_be_repeated(redis, records, run
             "change_record",
             record_key=keys.record,
             epoch_key=keys.epoch("controller"),
-            active_key=ACTIVE_RUNS,
             deleted_keys=[],
             fence="",
             run=run_id,
             states=",queued,",
             closings=",,",
-            active_words=ACTIVE_WORDS,
+            revision="",
             transition=ended,
             counted_field="resumptions",
             deleted_field_list=[],
             set_field_list=["state", "failed"],
+            **INDEX,
+            **WORDS,
         )
         assert reply == 1
     record = await records.get(run_id)
@@ -106,17 +108,22 @@ async def test_a_change_whose_reply_was_lost_can_be_repeated(redis, records, run
 
 
 async def test_creation_is_whole_and_can_be_repeated(redis, records, run_id):
-    with pytest.raises(ValueError, match="in use"):
+    with pytest.raises(UsedRunError, match="in use"):
         await records.create(run_id, RECIPE)
     created = (await redis.hget(RunKeys(run_id).record, "created_at")).decode()
     keys = RunKeys(run_id)
-    again = {"record_key": keys.record, "runs_key": RUNS, "active_key": ACTIVE_RUNS, "files_key": keys.reward_files}
+    again = {"record_key": keys.record, "files_key": keys.reward_files, "request_key": "none", **INDEX, **WORDS}
+    again |= {"request": "", "request_kept_s": 1}
     lists = {"field_list": ["state", "lost reply"], "file_list": ["./rewards.py", "lost reply"]}
     assert await call(redis, "create_record", **again, run=run_id, created_at=created, **lists) == 1
     assert (await records.get(run_id)).state is RunState.QUEUED
     assert not await redis.exists(keys.reward_files)
     await redis.zadd(RUNS, {f"{run_id}-announced": 1.0})
-    assert run_id in [record.id for record in await records.all()]
+    assert run_id in await listed(redis)
+
+
+async def listed(redis):
+    return ids((await RunLists(redis).page(RunFilter(), 1000)).records)
 
 
 def ids(found):
@@ -283,7 +290,7 @@ async def test_a_full_redis_takes_every_change_but_no_new_run(own_server, run_id
     await records.transition(run_id, RunState.CANCELLED, "on request")
     await EventLog(redis, keys, "test").write("test", "a line")
     assert (await records.resume(run_id)).resumptions == 1
-    assert ids(await records.all()) == ids(await records.active()) == [run_id]
+    assert await listed(redis) == ids(await records.active()) == [run_id]
 
 
 async def test_a_run_resumes_with_other_ranks_and_replicas(records, run_id):
@@ -306,7 +313,7 @@ async def test_the_files_of_a_run_are_stored_with_its_record(redis, run_id):
     digests = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in FILES.items()}
     assert record.files == digests
     assert await read_reward_files(redis, record) == FILES
-    with pytest.raises(ValueError, match="in use"):
+    with pytest.raises(UsedRunError, match="in use"):
         await records.create(run_id, RECIPE, {"./rewards.py": "def score(): return 1", "./other.py": ""})
     again = await records.get(run_id)
     assert (again.files, await read_reward_files(redis, again)) == (digests, FILES)

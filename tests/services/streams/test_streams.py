@@ -75,13 +75,17 @@ async def test_life_of_a_group_reconciles_at_every_step(run):
     assert await run.state("g0") == "batched"
 
 
-async def test_release_deletes_payloads_and_keeps_the_hash(run, redis, keys):
+async def test_ended_groups_keep_payloads_until_archived(run, redis, keys):
     for group, release in [("g0", Release.FILTERED), ("g1", Release.DEAD)]:
         await run.decided(group, release)
     await run.decided("g2", "kept")
     await run.decided("g3", "kept")
     assert await run.sampler.release(Lane.TRAIN, "g2", Release.STALE, 2)
+    assert await payloads(redis, keys) == {f"g{group}:{index}" for group in range(4) for index in range(2)}
+    assert await trim_released(redis, keys, Lane.TRAIN, 0) == 0, "the hash of a group that waits for the archive stays"
+    assert await run.archived() == ["g0", "g1", "g2"]
     assert await payloads(redis, keys) == {"g3:0", "g3:1"}
+    assert await redis.lrange(run.streams.released, 0, -1) == [keys.group(f"g{n}").encode() for n in range(3)]
     assert [await run.state(f"g{n}") for n in range(4)] == ["filtered", "dead", "stale", "kept"]
     assert [await redis.ttl(keys.group(f"g{n}")) for n in range(4)] == [-1] * 4, "the hashes do not expire"
 
@@ -124,6 +128,7 @@ async def test_a_limited_number_of_tombstones_stays(run, redis, keys):
     for number in range(515):
         await run.sampler.dispatch(Lane.TRAIN, [task_of(f"g{number}")], STATE)
         await run.sampler.release(Lane.TRAIN, f"g{number}", Release.DEAD, 2)
+    await run.archived()
     assert await redis.llen(run.streams.released) == 515
     assert await trim_released(redis, keys, Lane.TRAIN) == 3
     assert await redis.llen(run.streams.released) == 512
@@ -196,11 +201,11 @@ async def test_late_results_of_an_ended_group_only_ack_their_message(run, redis,
     before = await run.counts()
     assert await missing_samples(redis, keys, task.message) == []
     assert not await run.publish(task.lease, sample_of(keys, "g0", 1))
-    assert not await record_verdict(run.sampler, Lane.TRAIN, verdict.lease, verdict.message, "kept", 2)
+    assert not await record_verdict(run.sampler, Lane.TRAIN, verdict.lease, verdict.message, "kept")
     assert not await run.sampler.release(Lane.TRAIN, "g0", Release.STALE, 2)
     assert await run.counts() == before == {"dispatched": 1, "dead": 1}
     assert await run.state("g0") == "dead"
-    assert await payloads(redis, keys) == set()
+    assert await payloads(redis, keys) == {"g0:0"}, "it waits for the archive"
     for stream, group in [(run.streams.tasks, "rollout"), (run.streams.verdicts, "sampler")]:
         assert (await redis.xpending(stream, group))["pending"] == 0, f"{stream} has a message that is not acked"
 
@@ -219,7 +224,7 @@ async def test_messages_that_fit_no_group_change_nothing(run, redis, keys, group
     calls = [
         run.publish(task.lease, sample),
         publish_verdict(run.transitions, Lane.TRAIN, task.lease, verdict_on(sample)),
-        record_verdict(run.sampler, Lane.TRAIN, task.lease, verdict_on(sample), "kept", 2),
+        record_verdict(run.sampler, Lane.TRAIN, task.lease, verdict_on(sample), "kept"),
     ]
     for call in calls:
         with pytest.raises(RejectedMessageError, match=reason):
@@ -244,7 +249,7 @@ async def test_screened_group_draws_the_rest_once_and_keeps_samples(run, redis, 
     [verdict] = await run.judge().read(1, 0.01)
     for _ in range(2):
         await record_verdict(
-            run.sampler, Lane.TRAIN, verdict.lease, verdict.message, MORE, 3, rest=task_of("g0", samples=3)
+            run.sampler, Lane.TRAIN, verdict.lease, verdict.message, MORE, rest=task_of("g0", samples=3)
         )
     assert await run.state("g0") == "pending"
     [rest] = await run.rollout().read(4, 0.01)
@@ -273,8 +278,12 @@ async def test_evaluated_group_is_counted_apart_and_can_be_deleted(run, redis, k
     [sample] = await consumers[1].read(1, 0.01)
     verdict = verdict_on(sample.message)
     assert await publish_verdict(run.transitions, Lane.EVALUATION, sample.lease, verdict)
-    assert await record_verdict(run.sampler, Lane.EVALUATION, sample.lease, verdict, EVALUATED, 1)
+    assert await record_verdict(run.sampler, Lane.EVALUATION, sample.lease, verdict, EVALUATED, result="{}")
+    assert await payloads(redis, keys) == {"e0:0"}
+    assert await redis.hexists(keys.group("e0"), "task"), "the archive tells the prompt"
+    assert await run.archived(Lane.EVALUATION) == ["e0"]
     assert await payloads(redis, keys) == set()
+    assert await redis.hkeys(keys.group("e0")) == [b"state", b"samples", b"result", b"archive"]
     assert (await group_counts(redis, keys, Lane.EVALUATION)).pending == 0
     assert await run.counts() == {}
     assert 0 < await redis.ttl(keys.group("e0")) <= 7 * 24 * 3600
@@ -285,9 +294,9 @@ async def test_evaluated_group_is_counted_apart_and_can_be_deleted(run, redis, k
 async def test_decision_updates_posterior_tokens_and_order(run, redis, keys):
     for group in ("g0", "g1"):
         first, second = await run.judged(group)
-        await record_verdict(run.sampler, Lane.TRAIN, first.lease, first.message, "", 2, posterior=("p0", "lost"))
+        await record_verdict(run.sampler, Lane.TRAIN, first.lease, first.message, "", posterior=("p0", "lost"))
         posterior = ("p0", f"of {group}")
-        await record_verdict(run.sampler, Lane.TRAIN, second.lease, second.message, "kept", 2, posterior=posterior)
+        await record_verdict(run.sampler, Lane.TRAIN, second.lease, second.message, "kept", posterior=posterior)
         assert await redis.hgetall(keys.posteriors) == {b"p0": f"of {group}".encode()}
     assert await response_tokens(redis, keys) == 4 * 2
     assert [await redis.hget(keys.group(f"g{n}"), "kept_order") for n in range(2)] == [b"1", b"2"]
@@ -300,7 +309,7 @@ async def test_verdicts_recorded_together_count_their_own_tokens(run, redis, key
     for delivery, tokens in zip(await run.judged("g0", 3), (2, 7, 5), strict=True):
         facts = delivery.message.facts.model_copy(update={"response_tokens": tokens})
         pairs.append((delivery.lease, delivery.message.model_copy(update={"facts": facts})))
-    assert await run.sampler.record_verdicts(Lane.TRAIN, "g0", pairs, "kept", 3) == [Effect.FRESH] * 3
+    assert await run.sampler.record_verdicts(Lane.TRAIN, "g0", pairs, "kept") == [Effect.FRESH] * 3
     assert await response_tokens(redis, keys) == 14
 
 
@@ -399,9 +408,9 @@ async def test_messages_of_a_group_have_their_own_effects(run):
     assert effects == [Effect.FRESH, Effect.FRESH, Effect.LATE, Effect.OUTSIDE_GROUP, Effect.FRESH]
     judged = [(delivery.lease, delivery.message) for delivery in await run.judge().read(3, 1)]
     outside = (judged[0][0], judged[0][1].model_copy(update={"index": 3}))
-    effects = await run.sampler.record_verdicts(Lane.TRAIN, "g0", [judged[0], outside, judged[1]], "", 3)
+    effects = await run.sampler.record_verdicts(Lane.TRAIN, "g0", [judged[0], outside, judged[1]], "")
     assert effects == [Effect.FRESH, Effect.OUTSIDE_GROUP, Effect.FRESH]
-    effects = await run.sampler.record_verdicts(Lane.TRAIN, "g0", [judged[1], outside, judged[2]], "kept", 3)
+    effects = await run.sampler.record_verdicts(Lane.TRAIN, "g0", [judged[1], outside, judged[2]], "kept")
     assert effects == [Effect.LATE, Effect.OUTSIDE_GROUP, Effect.FRESH], "a message outside does not stop the decision"
     assert await run.redis.hget(keys.group("g0"), "state") == b"kept"
 

@@ -14,6 +14,7 @@ from services.streams.connection.functions import call
 from services.streams.keys import RunKeys
 
 PER_CALL = 500
+KEEPING = (Closing.EXPIRING, Closing.ARCHIVING)
 
 
 async def sweep(redis: Redis, keys: RunKeys) -> int:
@@ -32,10 +33,10 @@ async def sweep(redis: Redis, keys: RunKeys) -> int:
 async def erase(redis: Redis, keys: RunKeys, closing: Closing | None) -> bool:
     """Delete the keys of a run that is being closed, except its record; whether it still was at the last of them.
 
-    A run that expires keeps what users read afterwards. None: a run that has no record any more, of which something
-    was left or written again.
+    A run that expires or is archived keeps what users read afterwards. None: a run that has no record any more, of
+    which something was left or written again.
     """
-    doomed = _unread(keys) if closing is Closing.EXPIRING else lambda key: key != keys.record
+    doomed = _unread(keys) if closing in KEEPING else lambda key: key != keys.record
     word = closing.value if closing else ""
     async for chunk in _chunks(redis, keys, doomed):
         done = await call(redis, "unlink_closed", record_key=keys.record, doomed_keys=chunk, closing=word)
@@ -48,7 +49,7 @@ def _unread(keys: RunKeys, also: Collection[str] = (), *prefixes: str) -> Callab
     """Whether a key is none that users read afterwards, nor one that fences or expires by itself, nor one of `also`."""
     counts = {key for lane in map(keys.lane, Lane) for key in (lane.counters, lane.pending)}
     read = {keys.record, keys.policy, keys.steps, keys.evaluations, keys.events, keys.dead, keys.unknown, *counts}
-    kept, starts = {*read, keys.heartbeats, *also}, (keys.epoch(""), *prefixes)
+    kept, starts = {*read, keys.logs, keys.heartbeats, *also}, (keys.epoch(""), keys.log(""), *prefixes)
     return lambda key: key not in kept and not key.startswith(starts)
 
 

@@ -1,4 +1,4 @@
-"""Owns how a run that has ended is closed: it expires or is deleted, in steps that may be cut off and repeated.
+"""Owns how a run that has ended is closed: it expires, is archived or is deleted, in steps that may be repeated.
 
 Must not delete files.
 """
@@ -7,22 +7,28 @@ from __future__ import annotations
 
 import time
 
-from services.contracts import Closing, RunState
+from services.contracts import Closing
 from services.streams.connection.client import Redis
 from services.streams.connection.functions import call
-from services.streams.keys import ACTIVE_RUNS, DELETED_RUNS, RUNS, RunKeys
+from services.streams.keys import DELETED_RUNS, INDEX, RunKeys
 from services.streams.retention import DELETIONS_KEPT
 from services.streams.state.heartbeat import surviving_processes
-from services.streams.state.run_record import RunRecord
-from services.streams.state.runs import RESUMABLE, RecordChange, RunRecords, RunStateError
+from services.streams.state.run_record import RecordChange, RunRecord
+from services.streams.state.runs import ENDED, RunRecords, RunStateError
 
-ENDED = frozenset(state for state in RunState if state.ended)
-CLOSINGS: dict[Closing, tuple[frozenset[RunState], tuple[str, ...]]] = {
-    Closing.DELETING: (ENDED, ("", *Closing)),
-    Closing.EXPIRING: (RESUMABLE, ("", Closing.EXPIRING)),
-    Closing.EXPIRED: (RESUMABLE, (Closing.EXPIRING, Closing.EXPIRED)),
+CLOSINGS: dict[Closing, tuple[str, ...]] = {
+    Closing.DELETING: ("", *Closing),
+    Closing.EXPIRING: ("", Closing.EXPIRING),
+    Closing.EXPIRED: (Closing.EXPIRING, Closing.EXPIRED),
+    Closing.ARCHIVING: ("", *(closing for closing in Closing if closing is not Closing.DELETING)),
+    Closing.ARCHIVED: (Closing.ARCHIVING, Closing.ARCHIVED),
 }
-"""By closing: the states of a run that may be closed so, and its closings so far ("": none)."""
+"""By closing: the closings so far of a run that may be closed so ("": none)."""
+CLOSED: dict[Closing, Closing] = {
+    Closing.EXPIRING: Closing.EXPIRED,
+    Closing.ARCHIVING: Closing.ARCHIVED,
+}
+"""What follows once nothing is left to delete of a run that keeps what users read."""
 
 
 async def close_run(redis: Redis, run: str, closing: Closing, *, files: bool = False) -> RunRecord:
@@ -30,10 +36,9 @@ async def close_run(redis: Redis, run: str, closing: Closing, *, files: bool = F
 
     `files`: a deletion includes the run's files; the last request counts. Raises UnknownRunError, RunStateError.
     """
-    states, before = CLOSINGS[closing]
     fields = {"closing": closing.value, "closed_at": repr(time.time()), **({"delete_files": "1"} if files else {})}
-    change = RecordChange(fields=fields, drop=("delete_files",), closings=before)
-    return await RunRecords(redis).change(run, states, change, refusal="cancel it first")
+    change = RecordChange(fields=fields, drop=("delete_files",), closings=CLOSINGS[closing])
+    return await RunRecords(redis).change(run, ENDED, change, refusal="cancel it first")
 
 
 async def check_left(redis: Redis, run: str) -> None:
@@ -51,12 +56,11 @@ async def delete_record(redis: Redis, run: str, *, files: bool) -> bool:
         redis,
         "delete_record",
         record_key=RunKeys(run).record,
-        runs_key=RUNS,
-        active_key=ACTIVE_RUNS,
         deleted_key=DELETED_RUNS,
         run=run,
         closing=Closing.DELETING.value,
         delete_files="1" if files else "",
         deletions_kept=DELETIONS_KEPT,
+        **INDEX,
     )
     return bool(done)
