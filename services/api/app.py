@@ -1,40 +1,86 @@
-"""Owns the REST application: the order of its routes, error responses, and the probes.
+"""Owns the REST application: its routers, the order of what every request passes, error responses.
 
 Must not hold state; every request reads Redis.
 """
 
 from __future__ import annotations
 
-from itertools import chain
 from typing import Any
 
-from fastapi import FastAPI, Request, Response
-from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from fastapi import Depends, FastAPI
 from prometheus_fastapi_instrumentator import Instrumentator
 from prometheus_fastapi_instrumentator.metrics import Info
 
-from services.api.body_limit import TOO_LARGE, BodyLimit
-from services.api.dead_letters import add_dead_route
-from services.api.runs import add_run_routes
-from services.api.unknown_verdicts import add_unknown_route
-from services.api.views import ErrorResponse, Health, TargetGroup
+from services.api.access.quotas import QuotaError
+from services.api.access.roles import Access, AccessUnavailableError, ForbiddenError, UnauthenticatedError
+from services.api.answers.openapi import describe
+from services.api.answers.problems import RequestIds, answer_problems
+from services.api.dependencies import Platform
+from services.api.guard.auditing import AuditChanges, AuditDenials
+from services.api.guard.body_limit import BodyLimit
+from services.api.guard.headers import SecurityHeaders
+from services.api.guard.hosts import HostCheck, HostNames
+from services.api.guard.json_only import json_only
+from services.api.guard.origins import OriginCheck
+from services.api.guard.rates import Rates
+from services.api.guard.redis_deadline import redis_deadline
+from services.api.guard.sign_in import SignIn, is_closed
+from services.api.routes import audit, dead_letters, page, probes, projects, recipes, runs, unknown_verdicts
+from services.api.routes.lifecycle import adoption, changes, edits, endings, queue, submissions
+from services.api.routes.reading import compare, events, files, logs, samples
+from services.api.routes.reading.stored_files import MissingFileError
+from services.api.streams.open_streams import open_streams
 from services.metrics import API_SECONDS
 from services.settings import ClusterLimitsError, RecipeError
-from services.settings.faults import explained
-from services.streams.connection.client import Redis, RedisUnavailableError, connection_problem
+from services.storage.errors import MissingObjectError, StoreError
+from services.streams.access.project_lock import ProjectBusyError
+from services.streams.connection.client import Redis, RedisUnavailableError
 from services.streams.connection.functions import RedisFullError
-from services.streams.state.heartbeat import live_by_run
+from services.streams.repeatable import OtherRequestError
+from services.streams.runs.lists import CursorError
+from services.streams.runs.remains import RemainsError
 from services.streams.state.run_record import UnreadableRunError
-from services.streams.state.runs import NoCheckpointError, RunRecords, RunStateError, UnknownRunError
+from services.streams.state.runs import NoCheckpointError, RunStateError, StaleRevisionError, UnknownRunError
 
+ROUTERS = (
+    runs.router,
+    submissions.router,
+    changes.router,
+    edits.router,
+    endings.router,
+    queue.router,
+    adoption.router,
+    events.router,
+    files.router,
+    logs.router,
+    compare.router,
+    samples.router,
+    dead_letters.router,
+    unknown_verdicts.router,
+    recipes.router,
+    projects.router,
+    audit.router,
+    probes.router,
+    page.router,
+)
 STATUS = {
+    UnauthenticatedError: 401,
+    ForbiddenError: 403,
     UnknownRunError: 404,
+    MissingFileError: 404,
+    MissingObjectError: 404,
+    StaleRevisionError: 412,
+    OtherRequestError: 422,
+    CursorError: 422,
+    RemainsError: 422,
+    StoreError: 503,
     RunStateError: 409,
     UnreadableRunError: 409,
+    QuotaError: 409,
     RecipeError: 422,
     NoCheckpointError: 422,
+    AccessUnavailableError: 503,
+    ProjectBusyError: 503,
     ClusterLimitsError: 503,
     RedisFullError: 503,
     RedisUnavailableError: 503,
@@ -42,85 +88,55 @@ STATUS = {
 """By exception, derived ones included."""
 UNTIMED = ("^/healthz$", "^/readyz$", "^/metrics$")
 """Routes that only probes and Prometheus call, every few seconds."""
-ERRORS: dict[int | str, dict[str, Any]] = {
-    code: {"model": ErrorResponse} for code in sorted({*STATUS.values(), TOO_LARGE})
-}
+LOOPBACK_ONLY = HostNames()
 
 
-def create_app(redis: Redis) -> FastAPI:
-    """The gateway over one Redis."""
+def create_app(redis: Redis, access: Access, hosts: HostNames = LOOPBACK_ONLY) -> FastAPI:
+    """The gateway over one Redis, for those who have access, reached by the names in `hosts` and those of loopback."""
     app = FastAPI(
         title="Penstock",
         version="1",
         description="Submit, watch, scale, pause, resume and cancel DAPO training runs.",
-        responses=ERRORS,
+        generate_unique_id_function=lambda route: route.name,
+        dependencies=[Depends(json_only), Depends(redis_deadline, scope="function")],
+        redirect_slashes=False,
+        docs_url=None,  # the page has it, without another host
+        redoc_url=None,
     )
-    records = RunRecords(redis)
-    for kind, status in STATUS.items():
-        app.add_exception_handler(kind, _respond_with(status))
-    app.add_exception_handler(RequestValidationError, _reject)
-    add_run_routes(app, redis, records)
-    add_dead_route(app, redis, records)
-    add_unknown_route(app, redis, records)
-    _add_probe_routes(app, redis, records)
-    app.add_middleware(BodyLimit)  # inside of what measures, which counts its refusals
+    app.state.platform = platform = Platform(redis, access)
+    app.state.streams = open_streams(redis)
+    answer_problems(app, STATUS)
+    for router in ROUTERS:
+        app.include_router(router)
+    page.mount_files(app)
+    describe(app, is_closed)
+    guards = _guards(platform, hosts)
+    for guard, options in reversed(guards):
+        app.add_middleware(guard, **options)
     Instrumentator(should_group_status_codes=False, excluded_handlers=list(UNTIMED)).add(_measure).instrument(app)
+    app.add_middleware(RequestIds)  # outside of what measures: it answers unexpected exceptions
+    app.add_middleware(SecurityHeaders)
     return app
 
 
+def _guards(platform: Platform, hosts: HostNames) -> list[tuple[Any, dict[str, Any]]]:
+    """What every request passes, the first one first; inside of what measures, which counts their refusals."""
+    log, access, rates = platform.audit, platform.access, Rates()
+    return [
+        (AuditDenials, {"audit": log, "access": access, "rates": rates}),
+        (HostCheck, {"hosts": hosts}),
+        (OriginCheck, {}),
+        (SignIn, {"access": access, "rates": rates}),
+        (BodyLimit, {}),
+        (AuditChanges, {"audit": log, "access": access}),
+    ]
+
+
 def _measure(request: Info) -> None:
-    """Time a request. All paths without a route share the label `none`, so that clients cannot add series."""
+    """Time a request until its response starts: a stream may last for hours.
+
+    All paths without a route share the label `none`, so that clients cannot add series.
+    """
     API_SECONDS.labels(request.modified_handler, request.method, request.modified_status).observe(
-        request.modified_duration
+        request.modified_duration_without_streaming
     )
-
-
-def _respond_with(status: int):  # type: ignore[no-untyped-def]  # Starlette's handler type fits no narrower one
-    async def handler(_: Request, error: Exception) -> JSONResponse:
-        return JSONResponse({"detail": str(error)}, status_code=status)
-
-    return handler
-
-
-async def _reject(_: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, RequestValidationError)
-    lines = []
-    for fault in error.errors():
-        where = ".".join(str(part) for part in fault["loc"] if part != "body")
-        lines.append(explained(where or "body", fault)[:500])
-    return JSONResponse({"detail": "\n".join(lines)}, status_code=422)
-
-
-def _add_probe_routes(app: FastAPI, redis: Redis, records: RunRecords) -> None:
-    @app.get("/healthz")
-    async def alive() -> Health:
-        """Whether this process responds."""
-        return Health(status="ok")
-
-    @app.get("/readyz", responses={503: {"model": ErrorResponse}})
-    async def ready() -> Response:
-        """Whether Redis responds, so that requests can be served."""
-        if found := await connection_problem(redis):
-            return JSONResponse({"detail": f"Redis does not respond: {found}"}, status_code=503)
-        return JSONResponse({"status": "ok"})
-
-    @app.get("/metrics")
-    async def exposition() -> Response:
-        """This process's metrics, for Prometheus."""
-        return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)
-
-    @app.get("/v1/prometheus/targets")
-    async def targets(request: Request) -> list[TargetGroup]:
-        """Every live process's metrics page (Prometheus HTTP service discovery)."""
-        own = TargetGroup(targets=[request.url.netloc], labels={"service": "api"})
-        active = [record.id for record in await records.active()]
-        found = chain.from_iterable((await live_by_run(redis, [None, *active])).values())
-        labelled = [
-            TargetGroup(
-                targets=[process.metrics],
-                labels={"service": process.service, "run": process.run or "", "process": process.id},
-            )
-            for process in found
-            if process.metrics  # the controller's metrics are this process's
-        ]
-        return [own, *labelled]

@@ -31,9 +31,17 @@ def test_a_failed_start_is_one_line(redis_url, module, url, message):
     assert "Traceback" not in done.stderr
 
 
-def test_api_alone_names_an_unreachable_redis():
+@pytest.fixture
+def access(tmp_path):
+    """Variables that name an access file; without one the API does not start."""
+    (tmp_path / "access.json").write_text("{}")
+    return {"PENSTOCK_ACCESS": str(tmp_path / "access.json")}
+
+
+def test_api_alone_names_an_unreachable_redis(access):
     command = [sys.executable, "-m", "services.api", "--redis", "redis://:secret@127.0.0.1:1/0", "--patience", "1.5"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    environment = {**os.environ, **access}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environment)
     assert (done.returncode, "secret" in done.stderr) == (2, False)
     assert "127.0.0.1:1/0 cannot be reached within 1.5 s: " in done.stderr.splitlines()[-1]
 
@@ -54,9 +62,9 @@ MISSING = ("", "--redis: no value, and PENSTOCK_REDIS is not set; expected redis
         pytest.param("services.api", *UNREACHABLE, marks=pytest.mark.slow),
     ],
 )
-def test_the_address_of_redis_defaults_to_the_variable(module, address, message):
+def test_the_address_of_redis_defaults_to_the_variable(module, address, message, access):
     command = [sys.executable, "-m", module, *(["--run", "no-such-run"] if module != "services.api" else [])]
-    environment = {**os.environ, "PENSTOCK_REDIS": address}
+    environment = {**os.environ, **access, "PENSTOCK_REDIS": address}
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environment)
     assert (done.returncode, "secret" in done.stderr, "Traceback" in done.stderr) == (2, False, False)
     assert message in done.stderr.splitlines()[-1]

@@ -18,6 +18,7 @@ from services.streams.state.events import EventLog
 from services.streams.state.group_counts import group_counts
 from services.streams.state.group_state import GroupTransitions, RejectedMessageError
 from services.streams.state.runs import RunRecords
+from tests.harness.api_access import ACCESS, HEADERS
 from tests.harness.hand_fleet import HandFleet, HandLearner, evaluated, running, until
 from tests.harness.small_run import recipe_document, service_context
 from tests.services.driven import (
@@ -193,8 +194,8 @@ async def test_the_gateway_shows_a_run_with_values_outside_json(redis, run_id):
         for value in ("NaN", "Infinity", "-1e308"):
             for field in ("at", "learning_finished_at"):
                 await redis.xadd(stream, {"m": re.sub(rf'"{field}":[0-9.]+', f'"{field}":{value}', raw)})
-    transport = httpx.ASGITransport(app=create_app(redis), raise_app_exceptions=False)
-    async with httpx.AsyncClient(transport=transport, base_url="http://penstock") as client:
+    transport = httpx.ASGITransport(app=create_app(redis, ACCESS), raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost", headers=HEADERS) as client:
         for path in ("", "/metrics", "/dead", "/waits"):
             answer = await client.get(f"/v1/runs/{run_id}{path}")
             assert answer.status_code == 200, (path, answer.text)

@@ -16,6 +16,7 @@ from services.streams.delivery.nucleus import Nuclei
 from services.streams.delivery.payloads import pack
 from services.streams.memory_bound import footprint, most_inflight_groups, with_prompts
 from services.streams.memory_plan import compare_loaded
+from tests.harness.api_access import ACCESS, HEADERS
 from tests.harness.small_run import recipe_document, service_context
 from tests.services.api.submitting import submitted
 from tests.services.driven import BODY
@@ -36,8 +37,8 @@ def with_groups(groups):
 async def limited(own_server):
     """The API over a server of the test's own, and how to set its maxmemory in bytes."""
     _, redis = own_server
-    transport = httpx.ASGITransport(app=create_app(redis))
-    async with httpx.AsyncClient(transport=transport, base_url="http://penstock") as api:
+    transport = httpx.ASGITransport(app=create_app(redis, ACCESS))
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost", headers=HEADERS) as api:
         yield api, redis, lambda limit: redis.config_set("maxmemory", limit)
 
 
@@ -54,7 +55,7 @@ async def test_a_plan_above_maxmemory_is_refused_with_what_fits(limited):
     assert refused.status_code == 422
     assert detail.startswith("limits.max_inflight_groups: 32 is not valid: expected at most 31; the run may need ")
     assert f"{mib(PLAN)} of Redis, and its maxmemory is {mib(PLAN - 1)}" in detail
-    assert (await api.get("/v1/runs")).json() == {"runs": []}
+    assert (await api.get("/v1/runs")).json() == {"runs": [], "next": None}
     # What the refusal names is accepted, and one group more is not.
     assert (await api.post("/v1/runs", json={"recipe": with_groups(31)})).status_code == 201
     await limit(2**20)

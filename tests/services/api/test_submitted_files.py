@@ -42,7 +42,7 @@ async def test_a_second_submission_leaves_the_files_of_the_first(api, redis, run
     if state.ended:
         await records.transition(run_id, state, "test")
     refused = await submit(api, run_id, {REWARDS: SCORE + "# edited\n"})
-    assert (refused.status_code, "an id that is not in use" in refused.text) == (422, True)
+    assert (refused.status_code, "an id that is not in use" in refused.text) == (409, True)
     assert await read_reward_files(redis, await records.get(run_id)) == {REWARDS: SCORE}
 
 

@@ -7,25 +7,26 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import FastAPI, Query
+from fastapi import APIRouter, Query
 
-from services.api.dead_letters import ENTRY, EXCERPT
-from services.api.views import UnknownView
+from services.api.dependencies import PlatformOf, ViewedRun
+from services.api.routes.dead_letters import ENTRY, EXCERPT
+from services.api.views.faults import UnknownView
 from services.contracts import UnknownVerdict
 from services.streams.connection.client import Redis
 from services.streams.keys import RunKeys
 from services.streams.state.rewards.unknown import last_unknown, unknown_verdicts
-from services.streams.state.runs import RunRecords
+
+router = APIRouter(prefix="/v1/runs", tags=["faults"])
 
 
-def add_unknown_route(app: FastAPI, redis: Redis, records: RunRecords) -> None:
-    """Add the route /v1/runs/{run}/unknown."""
-
-    @app.get("/v1/runs/{run}/unknown")
-    async def unknown(run: str, after: Annotated[str, Query(pattern=ENTRY)] = "0-0") -> list[UnknownView]:
-        """Up to 200 of the last unknown verdicts after the one whose entry is `after`, oldest first."""
-        await records.get(run)
-        return [_view(entry, verdict) for entry, verdict in await unknown_verdicts(redis, RunKeys(run), after)]
+@router.get("/{run}/unknown")
+async def list_unknown_verdicts(
+    platform: PlatformOf, record: ViewedRun, after: Annotated[str, Query(pattern=ENTRY)] = "0-0"
+) -> list[UnknownView]:
+    """Up to 200 of the last unknown verdicts after the one whose entry is `after`, oldest first."""
+    found = await unknown_verdicts(platform.redis, RunKeys(record.id), after)
+    return [_view(entry, verdict) for entry, verdict in found]
 
 
 async def last_views(redis: Redis, keys: RunKeys, count: int) -> list[UnknownView]:

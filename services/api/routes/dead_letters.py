@@ -8,28 +8,28 @@ from __future__ import annotations
 import math
 from typing import Annotated
 
-from fastapi import FastAPI, Query
+from fastapi import APIRouter, Query
 
-from services.api.views import DeadView
+from services.api.dependencies import PlatformOf, ViewedRun
+from services.api.views.faults import DeadView
 from services.contracts import DeadLetter
-from services.streams.connection.client import Redis
 from services.streams.keys import RunKeys
 from services.streams.state.events import letters
-from services.streams.state.runs import RunRecords
 
-ENTRY = r"^\d{1,19}-\d{1,19}$"
+ENTRY = r"^[0-9]{1,19}-[0-9]{1,19}$"
 EXCERPT = 500
 """Characters shown of fields whose length a message chooses."""
 
 
-def add_dead_route(app: FastAPI, redis: Redis, records: RunRecords) -> None:
-    """Add the route /v1/runs/{run}/dead."""
+router = APIRouter(prefix="/v1/runs", tags=["faults"])
 
-    @app.get("/v1/runs/{run}/dead")
-    async def dead(run: str, after: Annotated[str, Query(pattern=ENTRY)] = "0-0") -> list[DeadView]:
-        """Up to 200 dead letters after the one whose entry is `after`, oldest first."""
-        await records.get(run)
-        return [_view(entry, letter) for entry, letter in await letters(redis, RunKeys(run), after)]
+
+@router.get("/{run}/dead")
+async def list_dead_letters(
+    platform: PlatformOf, record: ViewedRun, after: Annotated[str, Query(pattern=ENTRY)] = "0-0"
+) -> list[DeadView]:
+    """Up to 200 dead letters after the one whose entry is `after`, oldest first."""
+    return [_view(entry, letter) for entry, letter in await letters(platform.redis, RunKeys(record.id), after)]
 
 
 def _view(entry: str, letter: DeadLetter) -> DeadView:

@@ -1,0 +1,189 @@
+"""Requests made from the OpenAPI document, good and bad, over a real socket: no 5xx, and every answer as documented."""
+
+import asyncio
+import json
+import threading
+import time
+from http.client import HTTPConnection
+from urllib.parse import quote
+
+import httpx
+import hypothesis
+import pytest
+import schemathesis
+from limits import RateLimitItemPerMinute
+from schemathesis import checks
+
+from services.api.app import create_app
+from services.api.guard import sign_in
+from services.api.server import serve_api
+from services.contracts import RunState
+from services.settings import Recipe
+from services.streams.connection.client import connect
+from services.streams.state.runs import RunRecords
+from tests.harness.api_access import ACCESS, HEADERS
+from tests.harness.free_ports import free_port
+from tests.harness.small_run import recipe_document
+
+RUN = "schemathesis"
+DEADLINE_S = 20.0
+APP = create_app(None, ACCESS)
+SCHEMA, PLAIN = (schemathesis.openapi.from_dict(APP.openapi()) for _ in range(2))
+for made in (SCHEMA, PLAIN):
+    made.config.checks.negative_data_rejection.expected_statuses += ["408", "412", "413"]
+PLAIN.config.phases.coverage.enabled = False  # of a recipe's schema it makes thousands of requests
+checks.load_all_checks()
+EXCLUDED = [
+    checks.CHECKS.get_one("positive_data_acceptance"),  # a recipe has rules that no JSON schema can express
+    checks.CHECKS.get_one("ensure_resource_availability"),  # a run that was asked to be deleted is still there
+    checks.CHECKS.get_one("allow_header_conformance"),  # /v1/runs/archive is the path of a run too, with its methods
+    checks.CHECKS.get_one("ignored_auth"),  # the token is sent here too; tests/services/api/access asks without
+]
+FEW = {"max_examples": 3}
+MANY = {"max_examples": 150}
+STEADY = {"deadline": None, "derandomize": True, "suppress_health_check": list(hypothesis.HealthCheck)}
+HOSTILE = (
+    "²",
+    "\uff11",
+    "\u0661",
+    "\0",
+    "\ud800",
+    "9" * 400,
+    "-1",
+    "NaN",
+    "1e999",
+    "../../etc/passwd",
+    "%",
+    "' OR 1=1",
+    "",
+)
+"""Digits that are none of ours, NUL, a lone surrogate, numbers without bound, paths."""
+
+
+async def _serve(redis_url, port, started):
+    redis = await connect(redis_url)
+    try:
+        records, stopping = RunRecords(redis), asyncio.Event()
+        if not await records.exists(RUN):
+            await records.create(RUN, Recipe.model_validate(recipe_document("/none")))
+            await records.transition(RUN, RunState.CANCELLED, "by the test")
+        started.extend((asyncio.get_running_loop(), stopping))
+        await serve_api(redis, ACCESS, "127.0.0.1", port, stopping)
+    finally:
+        await redis.aclose()
+
+
+@pytest.fixture(scope="module")
+def address(redis_url):
+    """A gateway in a thread of its own."""
+    port, started = free_port(), []
+    patch = pytest.MonkeyPatch()
+    patch.setattr(sign_in, "FAILURES", RateLimitItemPerMinute(10**6))  # else most requests without a token are 429
+    thread = threading.Thread(target=lambda: asyncio.run(_serve(redis_url, port, started)))
+    thread.start()
+    ends = time.monotonic() + DEADLINE_S
+    while True:
+        try:
+            httpx.get(f"http://127.0.0.1:{port}/healthz")
+            break
+        except httpx.ConnectError:
+            assert time.monotonic() < ends, "the gateway did not start"
+            time.sleep(0.02)
+    yield f"http://127.0.0.1:{port}"
+    loop, stopping = started
+    loop.call_soon_threadsafe(stopping.set)
+    thread.join(DEADLINE_S)
+    patch.undo()
+    assert not thread.is_alive()
+
+
+def _conforms(case, address):
+    case.call_and_validate(base_url=address, headers=HEADERS, excluded_checks=EXCLUDED, timeout=DEADLINE_S)
+
+
+@SCHEMA.exclude(operation_id="submit_run").parametrize()
+@hypothesis.settings(**FEW, **STEADY)
+def test_answers_are_as_documented(case, address):
+    _conforms(case, address)
+
+
+@PLAIN.include(operation_id="submit_run").parametrize()
+@hypothesis.settings(**FEW, **STEADY)
+def test_answers_to_recipes_are_as_documented(case, address):
+    _conforms(case, address)
+
+
+@SCHEMA.include(path_regex=r"\{run\}").parametrize()
+@hypothesis.settings(**FEW, **STEADY)
+def test_answers_of_a_run_are_as_documented(case, address):
+    case.path_parameters["run"] = RUN
+    _conforms(case, address)
+
+
+@pytest.mark.slow
+@SCHEMA.parametrize()
+@hypothesis.settings(**MANY, **STEADY)
+def test_many_answers_are_as_documented(case, address):
+    if "run" in case.path_parameters and len(str(case.path_parameters["run"])) % 2:
+        case.path_parameters["run"] = RUN
+    _conforms(case, address)
+
+
+def _operations():
+    for path, operations in APP.openapi()["paths"].items():
+        for method, operation in operations.items():
+            yield pytest.param(method.upper(), path, operation, id=operation["operationId"])
+
+
+def _asked(address, method, path, headers=None, body=None):
+    """Status and content, of a request that no library corrects."""
+    connection = HTTPConnection(address.removeprefix("http://"), timeout=DEADLINE_S)
+    try:
+        connection.request(method, path, body=body, headers={**HEADERS, **(headers or {})})
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+    finally:
+        connection.close()
+
+
+def _quoted(value):
+    return quote(value.encode("utf-8", "surrogatepass"), safe="")
+
+
+@pytest.mark.parametrize(("method", "path", "operation"), list(_operations()))
+def test_hostile_values_are_4xx(address, method, path, operation):
+    """In the path and in each parameter; a header takes only what HTTP can carry."""
+    named = path.replace("{run}", RUN)
+    for value in HOSTILE:
+        asked = [("", path.replace("{run}", _quoted(value) or "%20"))] if "{run}" in path else []
+        names = [each["name"] for each in operation.get("parameters", []) if each["in"] == "query"]
+        asked += [(name, f"{named}?{name}={_quoted(value)}") for name in names]
+        for name, target in asked:
+            status, content = _asked(address, method, target)
+            assert status < 500, (name, value, content[:300])
+        for parameter in operation.get("parameters", []):
+            if parameter["in"] == "header" and value.isascii() and "\0" not in value:
+                status, content = _asked(address, method, named, {parameter["name"]: value})
+                assert status < 500, (parameter["name"], value, content[:300])
+
+
+BODIES = [
+    *(json.dumps(value).encode() for value in ("\ud800", {"recipe": {"name": "\ud800"}}, {"recipe": {"\0": "\0"}})),
+    *(b'{"recipe": %s, "rollout": %s, "from_step": %s}' % ((value,) * 3) for value in (b"NaN", b"1e999", b"9" * 5000)),
+    json.dumps({"recipe": recipe_document("/none"), "files": {"\ud800": "\ud800", "./a.py": "\ud800\0"}}).encode(),
+    json.dumps({"recipe": recipe_document("/none"), "id": "²", "project": "\uff11"}).encode(),
+    b'{"a":' * 100_000,
+    b"\xff\xfe\x00",
+    b"",
+    b"null",
+]
+
+
+@pytest.mark.parametrize("body", range(len(BODIES)))
+@pytest.mark.parametrize(
+    ("method", "path", "operation"), [each for each in _operations() if "requestBody" in each.values[2]]
+)
+def test_hostile_bodies_are_4xx(address, method, path, operation, body):
+    json_only = {"content-type": "application/json"}
+    status, content = _asked(address, method, path.replace("{run}", RUN), json_only, BODIES[body])
+    assert status < 500, content[:500]

@@ -1,0 +1,63 @@
+"""A Redis that hangs: every route is answered with 503 within 5 s, and works again by itself."""
+
+import asyncio
+import os
+import signal
+import time
+
+import httpx
+import pytest
+
+from services.api.app import create_app
+from tests.harness.api_access import ACCESS, HEADERS
+
+ANSWERED_S = 5.0
+READS = ["/v1/runs", "/v1/runs/x", "/v1/runs/x/metrics", "/v1/runs/x/events", "/readyz", "/v1/prometheus/targets"]
+CHANGES = [("POST", "/v1/runs/x/cancel"), ("PATCH", "/v1/runs/x/scale"), ("DELETE", "/v1/runs/x")]
+
+
+@pytest.fixture
+async def hung(own_server):
+    """An API whose Redis is stopped; the function continues it."""
+    server, redis = own_server
+    os.kill(server._process.pid, signal.SIGSTOP)
+    transport = httpx.ASGITransport(app=create_app(redis, ACCESS))
+    try:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost", headers=HEADERS) as client:
+            yield client, lambda: os.kill(server._process.pid, signal.SIGCONT)
+    finally:
+        os.kill(server._process.pid, signal.SIGCONT)
+
+
+async def test_every_route_is_answered_and_recovers(hung):
+    client, continue_redis = hung
+    started = time.monotonic()
+    requests = [client.get(path) for path in READS]
+    requests += [client.request(method, path, json={"rollout": 1}) for method, path in CHANGES]
+    answers = await asyncio.gather(*requests)
+    assert time.monotonic() - started < ANSWERED_S
+    for answer in answers:
+        assert answer.status_code == 503, (answer.request.url, answer.text)
+        assert answer.headers["content-type"] == "application/problem+json"
+        assert "Redis" in answer.json()["detail"]
+    detail = answers[1].json()["detail"]
+    assert detail.startswith("GET /v1/runs/{run} waited for Redis at redis://127.0.0.1:")
+    assert "whether the change was made" not in detail
+    assert all(answer.json()["detail"].startswith("nothing was changed: ") for answer in answers[-3:])
+    assert (await client.get("/healthz")).status_code == 200
+    continue_redis()
+    assert (await client.get("/v1/runs")).status_code == 200
+    assert (await client.get("/v1/runs/x")).status_code == 404
+    assert (await client.get("/readyz")).status_code == 200
+
+
+async def test_more_requests_than_connections_wait_no_longer(hung):
+    client, continue_redis = hung
+    started = time.monotonic()
+    answers = await asyncio.gather(*(client.get("/v1/runs/x") for _ in range(60)))
+    assert time.monotonic() - started < ANSWERED_S
+    assert {answer.status_code for answer in answers} == {503}
+    continue_redis()
+    assert {answer.status_code for answer in await asyncio.gather(*(client.get("/v1/runs") for _ in range(60)))} == {
+        200
+    }
