@@ -37,6 +37,7 @@ check: install helm
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m deploy.cli.reference --check
 
 # Lints the chart; tests/helm checks its objects.
 helm: install
@@ -127,6 +128,12 @@ ENGINE ?= podman
 IMAGE ?= penstock:$(VERSION)-cpu
 sbom:
 	@$(ENGINE) run --rm $(RUN_FLAGS) $(IMAGE) cat /usr/share/penstock/sbom.cdx.json
+
+# Builds what the page uses of the npm registry again, after a change of its package.json; the result is committed. Needs
+# node and npm, which nothing else does.
+.PHONY: page
+page:
+	cd services/api/page/vendor && npm ci --ignore-scripts --no-audit --no-fund && npm run --silent build
 
 # Runs the image penstock:VERSION-cpu; needs podman (or another ENGINE) and root, and fails without them.
 test-images: install

@@ -1,0 +1,44 @@
+// Owns the story of one group: prompt, attempts, samples, verdicts, why it was kept or dropped, step, checkpoint.
+import { html, useState } from "../vendor/vendor.js";
+import { get, runPath } from "../app/api.js";
+import { clock, number, signed } from "../app/format.js";
+import { useLoaded } from "../app/live.js";
+import { link } from "../app/router.js";
+import { Facts, Loaded } from "../parts/common.js";
+import { COLOURINGS, Tokens } from "../parts/tokens.js";
+
+export function Group({ parts, params }) {
+  const [, run, , name] = parts;
+  const found = useLoaded((signal) => get(runPath(run, `/groups/${encodeURIComponent(name)}`), {}, { signal }), [run, name]);
+  return html`<p><a href=${link(["runs", run, "samples"])}>← Samples of ${run}</a></p>
+    <h1>Group ${name}</h1>
+    <${Loaded} of=${found} what="the group">${(group) => html`
+      <${Facts} facts=${[["Lane", group.lane], ["Prompt", group.prompt?.id], ["Fate", group.release ?? "pending"], ["Attempts", group.attempts.length]]} />
+      ${group.problem && html`<p class="note">${group.problem}</p>`}
+      <ol class="path">
+        <li><h2>Prompt</h2>${(group.prompt?.messages ?? []).map((message) => html`<p><strong>${message.role}</strong></p><p class="text">${message.content}</p>`)}
+          <${Facts} facts=${[["Verifier", group.prompt?.verifier], ["Reference", group.prompt && html`<code>${JSON.stringify(group.prompt.reference)}</code>`]]} /></li>
+        ${group.attempts.map((attempt) => html`<${Attempt} key=${attempt.resumption} attempt=${attempt} open=${Number(params.sample ?? 0)} />`)}
+      </ol>`}<//>`;
+}
+
+function Attempt({ attempt, open }) {
+  return html`
+    <li><h2>${attempt.resumption ? `Resumption ${attempt.resumption}: samples` : "Samples"}</h2>${attempt.samples.map((sample) => html`<${Sample} key=${sample.index} sample=${sample} open=${sample.index === open} />`)}</li>
+    <li><h2>${attempt.release ? `Released: ${attempt.release}` : "Not released yet"}</h2><p>${attempt.reason ?? ""}</p></li>
+    ${attempt.step !== null && attempt.step !== undefined && html`<li><h2>Optimizer step</h2>
+      <${Facts} facts=${[["Rollout step", attempt.step], ["Published as version", attempt.version], ["Staleness", attempt.staleness], ["Optimizer steps", attempt.optimizer_steps], ["Learning rate", attempt.learning_rate]]} /></li>
+    <li><h2>Checkpoint</h2><p>${attempt.checkpoint ?? "No checkpoint holds this step yet."}</p></li>`}`;
+}
+
+function Sample({ sample, open }) {
+  const [by, setBy] = useState("logprob");
+  const pick = `colour-${sample.index}`;
+  return html`<details open=${open}><summary><strong>Sample ${sample.index}</strong>: <span class=${sample.outcome ?? ""}>${sample.outcome ?? "no verdict yet"}</span>, score ${number(sample.score)}, advantage ${signed(sample.advantage)}, ${number(sample.response_tokens)} tokens</summary>
+    <${Facts} facts=${[["Reason", sample.reason], ["Answer found", sample.answer], ["Reward", signed(sample.reward)], ["Masked", sample.masked ? "yes" : null], ["Finish", sample.finish_reason],
+      ["Replica", sample.replica], ["Generated", sample.finished_at && clock(sample.finished_at)], ["Versions", (sample.spans ?? []).map((span) => `${span.version}: tokens ${span.start}–${span.end}`).join("; ")],
+      ...Object.entries(sample.rewards ?? {}).map(([name, score]) => [`Reward ${name}`, number(score)])]} />
+    ${sample.tokens.length && sample.tokens[0].text !== null ? html`<label for=${pick}>Colour by</label> <select id=${pick} value=${by} onChange=${(event) => setBy(event.target.value)}>${COLOURINGS.map(([name, title]) => html`<option value=${name}>${title}</option>`)}</select>
+      <${Tokens} tokens=${sample.tokens} sample=${sample} by=${by} />` : html`<p class="text">${sample.text ?? "The response has left Redis and is not archived."}</p>`}
+  </details>`;
+}
