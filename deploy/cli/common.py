@@ -1,4 +1,4 @@
-"""Owns what several commands share: options, exit statuses, error reporting, the local stack, following a run.
+"""Owns what the platform's commands share: options, error reporting, the local stack.
 
 Must not import a command, nor anything heavy at module level: `penstock --help` answers within a second.
 """
@@ -6,59 +6,25 @@ Must not import a command, nor anything heavy at module level: `penstock --help`
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from deploy.cli.terminal import plain, print_line
+from penstock_client.cli.connection import HOST, ApiConnection
+from penstock_client.cli.reporting import EXIT_INTERRUPTED, fail
+from penstock_client.cli.terminal import print_line
 
 if TYPE_CHECKING:
-    from deploy.cli.client import Api
     from deploy.local.stack import LocalStack
+    from penstock_client.cli.recipe import ReadRecipe
+    from penstock_client.client import Client
     from services.settings import Recipe
 
-EXIT_FAILED = 1
-"""The run, or a check, did not succeed."""
-EXIT_ERROR = 2
-"""The command could not do its work."""
-EXIT_INTERRUPTED = 130
-
-POLL_S = 1.0
-MISSED_POLLS = 30
-"""How many polls in a row may fail before `follow` fails."""
-FINAL_STATES = ("succeeded", "failed", "cancelled")
-
-HOST = "127.0.0.1"
-PORT = 8470
-DEFAULT_API = f"http://{HOST}:{PORT}"
 DEFAULT_RUNS = Path("runs")
 
-ApiOption = Annotated[str, typer.Option("--api", envvar="PENSTOCK_API", help="Address of the REST API.")]
-
-
-def fail(message: str) -> NoReturn:
-    """Print `penstock: MESSAGE` on standard error, control characters escaped, and exit with status 2."""
-    lines = [plain(line) for line in message.split("\n")]
-    print("penstock: " + "\n".join(lines), file=sys.stderr)
-    raise typer.Exit(EXIT_ERROR) from None
-
-
-def _run_id(run: str) -> str:
-    """The id of a run; `fail` for anything else, which could name another route or folder."""
-    from services.streams.keys import RunKeys
-
-    try:
-        return RunKeys(run).run
-    except ValueError as error:
-        fail(str(error))
-
-
-RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="Id of the run.", callback=_run_id)]
-RecipeArgument = Annotated[Path, typer.Argument(metavar="RECIPE", help="Recipe file, YAML or JSON.")]
 RedisOption = Annotated[
     str | None,
     typer.Option(
@@ -76,9 +42,9 @@ HostOption = Annotated[str, typer.Option("--host", help="IPv4 address on which t
 @contextmanager
 def reported_errors() -> Iterator[None]:
     """Report every expected error with `fail`; all others are raised."""
-    from deploy.cli.client import ApiError
     from deploy.local.preflight import StackError
     from learner.model.source import ModelSourceError
+    from penstock_client.errors import ApiError
     from services.settings import RecipeError
     from services.storage.errors import StoreError
     from services.streams.connection.client import RedisUnavailableError
@@ -89,17 +55,25 @@ def reported_errors() -> Iterator[None]:
         fail(str(error))
 
 
-def print_warnings(view: dict[str, Any]) -> None:
-    """Print the warnings of a run that was submitted or resumed, on standard error."""
-    for text in view["warnings"]:
-        print(f"penstock: warning: {plain(text)}", file=sys.stderr)
+def read_for_submission(path: Path, api: str) -> ReadRecipe:
+    """A valid recipe for the API at an address, with its files, as it is submitted. Raises RecipeFileError."""
+    from deploy.cli.recipe_files import load_with_files
+    from penstock_client.cli.recipe import ReadRecipe, RecipeFileError
+    from services.settings import RecipeError
+
+    try:
+        recipe, files = load_with_files(path, api)
+    except RecipeError as error:
+        raise RecipeFileError(str(error)) from None
+    return ReadRecipe(recipe.model_dump(mode="json"), files)
 
 
-def open_api(url: str) -> Api:
-    """A client for the REST API at `url`; use it as a context manager."""
-    from deploy.cli.client import Api
+def open_api(url: str) -> Client:
+    """A client for the REST API of a stack on this machine, with its token; use it as a context manager."""
+    from penstock_client.access import stack_token
 
-    return Api(url)
+    # Not the token of the environment, which may be that of another platform.
+    return ApiConnection(url, stack_token(url)).open()
 
 
 def with_stack(
@@ -122,66 +96,16 @@ def with_stack(
     stack.check(recipe)
     if not is_loopback(host):
         print_line(
-            f"warning: the API has no authentication; every client that reaches {host}:{port} can start, change and "
-            "cancel runs"
+            f"warning: the API listens on {host}:{port} without TLS; the token can be read on the way to it, and "
+            "its holder may do everything"
         )
     try:
         with stack:
             print_line(f"Penstock is up after {stack.seconds['start']:.1f} s: {stack.api}")
             print_line(f"Redis {stack.shown_redis}, runs {stack.runs}; press Ctrl-C to stop")
+            if sys.stdout.isatty():  # a log must not hold the token
+                print_line(f"Sign in: {stack.sign_in_link}")
             work(stack)
     except KeyboardInterrupt as signal:
         print_line(f"stopped by {signal or 'SIGINT'} in {stack.seconds['stop']:.1f} s")
         raise typer.Exit(0 if recipe is None else EXIT_INTERRUPTED) from None
-
-
-def follow(api: Api, run: str, check: Callable[[], None] = lambda: None) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Print a run's progress until the run has ended; returns its last view and all its steps.
-
-    `check` is called between polls and may raise. Raises ApiUnreachableError after MISSED_POLLS polls in a row.
-    """
-    from rich.console import Console
-
-    from deploy.cli.client import ApiUnreachableError
-    from deploy.cli.progress import Follower
-
-    follower = Follower(Console())
-    missed = MISSED_POLLS  # no poll may be missed before the first answer
-    while True:
-        try:
-            view = api.show(run)
-            follower.take(view, api.steps(run, follower.cursor))
-            missed = 0
-        except ApiUnreachableError as error:
-            missed += 1  # a gateway that died is restarted within seconds
-            if missed > MISSED_POLLS:
-                raise
-            print_line(f"no answer ({missed} of {MISSED_POLLS}): {error}")
-            check()
-            time.sleep(POLL_S)
-            continue
-        if view["state"] in FINAL_STATES:
-            return view, follower.steps
-        check()
-        time.sleep(POLL_S)
-
-
-def cancel_unfinished(client: Api, name: str) -> None:
-    """Cancel the runs of this name that a previous stack left unfinished, as they would use the new run's cores."""
-    for view in client.runs():
-        if view["id"].startswith(f"{name}-") and view["state"] not in FINAL_STATES:
-            print_line(f"cancelling {view['id']}, which a previous stack left unfinished")
-            client.cancel(view["id"])
-
-
-@contextmanager
-def cancelled_on_interrupt(client: Api, run: str) -> Iterator[None]:
-    """Cancel the run on Ctrl-C, so that it does not continue when the stack is started the next time."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        try:
-            client.cancel(run, timeout_s=2.0)
-        except RuntimeError as error:
-            print_line(f"run {run} could not be cancelled: {error}")
-        raise

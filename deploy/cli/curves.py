@@ -9,7 +9,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from services.contracts import reward_metric, reward_names
+from penstock_client.models import Evaluation, RolloutStep, reward_metric, reward_names
 
 # Title of the panel; its metrics with their labels.
 PANELS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
@@ -31,20 +31,18 @@ PANELS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
 SCORES = "scores"
 
 
-def panels_of(steps: list[dict[str, Any]]) -> tuple[tuple[str, tuple[tuple[str, str], ...]], ...]:
+def panels_of(steps: list[RolloutStep]) -> tuple[tuple[str, tuple[tuple[str, str], ...]], ...]:
     """PANELS, and one with the mean score and each named reward if they say more than the accuracy."""
-    names = reward_names({name for step in steps for name in step["metrics"]})
-    partial = any(
-        "score" in step["metrics"] and step["metrics"]["score"] != step["metrics"]["accuracy"] for step in steps
-    )
+    names = reward_names({name for step in steps for name in step.metrics})
+    partial = any("score" in step.metrics and step.metrics["score"] != step.metrics["accuracy"] for step in steps)
     if not names and not partial:
         return PANELS
     lines = (("score", "score"), *((reward_metric(name), name) for name in names))
     return (*PANELS, (SCORES, lines))
 
 
-def draw_curves(title: str, steps: list[dict[str, Any]], evaluations: list[dict[str, Any]], path: Path) -> Path:
-    """Write the curves as PNG. `steps` and `evaluations` as the API returns them.
+def draw_curves(title: str, steps: list[RolloutStep], evaluations: list[Evaluation], path: Path) -> Path:
+    """Write the curves as PNG.
 
     avg@k of every set is drawn at the oldest policy version that responded, with its standard error.
     """
@@ -68,27 +66,27 @@ def draw_curves(title: str, steps: list[dict[str, Any]], evaluations: list[dict[
     return path
 
 
-def _held_out(axis: Any, evaluations: list[dict[str, Any]]) -> None:
-    for name in dict.fromkeys(evaluation["set"] for evaluation in evaluations):
-        records = [evaluation for evaluation in evaluations if evaluation["set"] == name]
-        records.sort(key=lambda record: int(record["version"]))
+def _held_out(axis: Any, evaluations: list[Evaluation]) -> None:
+    for name in dict.fromkeys(evaluation.set for evaluation in evaluations):
+        records = [evaluation for evaluation in evaluations if evaluation.set == name]
+        records.sort(key=lambda record: record.version)
         axis.errorbar(
-            [record["version"] for record in records],
-            [record["accuracy"] for record in records],
-            yerr=[record["standard_error"] for record in records],
+            [record.version for record in records],
+            [record.accuracy for record in records],
+            yerr=[record.standard_error for record in records],
             fmt="D--",
             markersize=4,
             linewidth=1,
             capsize=3,
-            label=f"{name}, avg@{records[0]['samples_per_prompt']}",
+            label=f"{name}, avg@{records[0].samples_per_prompt}",
         )
     if evaluations:
         axis.legend(fontsize="small")
 
 
-def _panel(axis: Any, title: str, lines: tuple[tuple[str, str], ...], steps: list[dict[str, Any]]) -> None:
+def _panel(axis: Any, title: str, lines: tuple[tuple[str, str], ...], steps: list[RolloutStep]) -> None:
     for metric, label in lines:
-        points = [(step["step"], step["metrics"][metric]) for step in steps if metric in step["metrics"]]
+        points = [(step.step, step.metrics[metric]) for step in steps if metric in step.metrics]
         if points:
             axis.plot(*zip(*points, strict=True), marker="o", markersize=3, label=label)
     axis.set_title(title)

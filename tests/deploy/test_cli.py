@@ -5,6 +5,7 @@ Must not train.
 
 from __future__ import annotations
 
+import asyncio
 import resource
 import signal
 import socket
@@ -25,6 +26,7 @@ from deploy.local.preflight import GIB, StackError, check_memory, needed_bytes
 from deploy.local.stack import LocalStack
 from deploy.local.valkey import EmbeddedValkey
 from services.settings import load_recipe, parse_recipe
+from services.streams.connection.client import connect
 from tests.deploy.command_line import NOWHERE, ROOT, penstock
 from tests.harness.free_ports import free_port
 from tests.harness.process_trees import alive
@@ -126,9 +128,7 @@ def test_a_host_other_than_loopback_causes_a_warning(tmp_path: Path, monkeypatch
     for host in ("0.0.0.0", "127.0.0.1"):
         status, output = penstock("up", "--host", host, "--port", str(port), "--runs", str(tmp_path))
         assert status == 2
-        assert (f"warning: the API has no authentication; every client that reaches {host}:{port} " in output) == (
-            host == "0.0.0.0"
-        )
+        assert (f"warning: the API listens on {host}:{port} without TLS; " in output) == (host == "0.0.0.0")
     # This machine reaches both through loopback.
     assert started == [f"http://127.0.0.1:{port}"] * 2
 
@@ -216,15 +216,17 @@ def test_help_is_quick_and_imports_no_engine() -> None:
 
 
 def test_embedded_valkey_keeps_its_data_and_ends(tmp_path: Path) -> None:
-    def call(url: str, command: bytes) -> bytes:
-        with socket.create_connection(("127.0.0.1", int(url.split(":")[2].split("/")[0])), timeout=5) as server:
-            server.sendall(command + b"\r\n")
-            return server.recv(100)
+    async def count(url: str) -> int:
+        redis = await connect(url)
+        try:
+            return int(await redis.incr("starts"))
+        finally:
+            await redis.aclose()
 
-    for command, answer in ((b"SET k v", b"+OK\r\n"), (b"GET k", b"$1\r\nv\r\n")):
+    for starts in (1, 2):
         server = EmbeddedValkey(tmp_path)
         try:
-            assert call(server.start(), command) == answer
+            assert asyncio.run(count(server.start())) == starts
         finally:
             server.stop()
             server.close()
@@ -271,7 +273,7 @@ def test_up_serves_the_api_and_sigint_leaves_nothing(tmp_path: Path) -> None:
     with launched(tmp_path, port) as stack:
         lines = read_until(stack, "Penstock is up")
         print(lines[-1])
-        assert penstock("runs", "--api", f"http://127.0.0.1:{port}") == (0, "")
+        assert penstock("runs", "--api", f"http://127.0.0.1:{port}") == (0, "no runs\n")
         status, output = penstock("cancel", "absent", "--api", f"http://127.0.0.1:{port}")
         assert (status, output.strip()) == (2, "penstock: run 'absent' does not exist")
         started = processes_of(tmp_path)

@@ -14,10 +14,11 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from deploy.cli import client
 from deploy.cli.commands.evaluate import evaluation_recipe
 from deploy.cli.commands.stack import demo_recipe
 from deploy.cli.main import app
+from penstock_client import client
+from penstock_client.models import RolloutStep, Run
 from services.contracts import EvaluationRecord, PassAt
 from services.sampler.data import load_splits
 from services.settings import Recipe, load_recipe
@@ -38,7 +39,7 @@ class HandApi:
     submitted: list[Recipe]
     files: list[dict[str, str]]
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, **_: Any) -> None:
         self.url = url
 
     def __enter__(self) -> HandApi:
@@ -47,12 +48,12 @@ class HandApi:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def submit(self, recipe: dict[str, Any], files: dict[str, str]) -> dict[str, Any]:
+    def submit(self, recipe: dict[str, Any], files: dict[str, str]) -> Run:
         HandApi.submitted.append(Recipe.model_validate(recipe))
         HandApi.files.append(files)
-        return {"id": "run-1"}
+        return Run(id="run-1", state="queued")
 
-    def show(self, run: str) -> dict[str, Any]:
+    def show(self, run: str) -> Run:
         record = EvaluationRecord(
             name="evaluation",
             set="data",
@@ -67,17 +68,15 @@ class HandApi:
             majority_standard_error=0.05,
             unknown=0,
         )
-        return {
+        found = {
             "id": run,
-            "created_at": 0.0,
             "state": "succeeded",
             "reason": "evaluated",
-            "events": [],
-            "rollout_steps_total": 0,
             "evaluations": [record.model_dump(mode="json")],
         }
+        return Run.model_validate(found)
 
-    def steps(self, run: str, after: str) -> list[dict[str, Any]]:
+    def steps(self, run: str, after: str) -> list[RolloutStep]:
         return []
 
 
@@ -85,7 +84,7 @@ class HandApi:
 def api(monkeypatch: pytest.MonkeyPatch) -> type[HandApi]:
     """The API at any address."""
     HandApi.submitted, HandApi.files = [], []
-    monkeypatch.setattr(client, "Api", HandApi)
+    monkeypatch.setattr(client, "Client", HandApi)
     return HandApi
 
 

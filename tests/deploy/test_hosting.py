@@ -44,6 +44,8 @@ from tests.deploy.hosted_runs import (
 )
 from tests.harness.process_trees import until_gone
 from tests.harness.small_run import recipe_document
+from tests.services.tracking.following import TrackedRun, step_of
+from tests.services.tracking.test_sinks import TensorBoardReader, started
 
 ROOT = Path(__file__).resolve().parents[2]
 FAULT = "the optimizer met NaN"
@@ -442,3 +444,22 @@ async def test_a_run_larger_than_the_only_machine_is_refused(
 def test_no_serve_proxy_uses_a_port(ray_session: Path) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 8000))
+
+
+async def test_a_killed_tracker_is_replaced_and_is_no_fault(
+    cluster: Any, redis: Any, run_id: str, ray_session: Path
+) -> None:
+    booked = {"cpus": 0.1}
+    document = recipe_document("/nowhere", rollout=booked, verifier=booked, learner=booked, tracking=["tensorboard"])
+    await cluster.start(await RunRecords(redis).create(run_id, parse_recipe(document)))
+    run = TrackedRun(redis, "", await RunRecords(redis).get(run_id))
+    [pid] = await eventually(redis, run_id, "tracker", lambda pids: len(pids) == 1)
+    await run.until(lambda: run.events("tracking-started"), "the sink")
+    await run.append(step_of(1))
+    os.kill(pid, signal.SIGKILL)
+    await eventually(redis, run_id, "tracker", lambda pids: bool(set(pids) - {pid}))
+    await run.append(step_of(2))
+    await run.until(lambda: started(run, 2), "the sink of the second tracker")
+    assert await faults(cluster, redis, run_id) == []
+    await cluster.stop(run_id, 12.0)
+    assert TensorBoardReader(ray_session / run_id).curve("loss") == [(1, 0.1), (2, 0.2)]

@@ -60,7 +60,8 @@ def test_each_fault_is_shown_up_to_twenty(rule: str) -> None:
     first, *faults, last = output.splitlines()
     assert first == "data: 24 rows, 2 distinct questions; references: 2 for math, 22 cannot be read"
     assert len(faults) == 20
-    assert faults[0].startswith(r"data.path: 'own.jsonl' row 3: field 'answer': '\\frac{0' is not valid: expected")
+    where = f"data.path: '{Path.cwd()}/own.jsonl'"
+    assert faults[0].startswith(rf"{where} row 3: field 'answer': '\\frac{{0' is not valid: expected")
     assert (last, status) == ("and 2 more", 1)
 
 
@@ -93,8 +94,9 @@ def test_functions_that_rows_name_must_exist() -> None:
     assert status == 0
     status, output = penstock("reward", "check", with_functions(["score", "missing"], SCORE))
     assert output.strip() == (
-        "penstock: data.path: 'own.jsonl' row 2: field 'verifier': 'python:./rewards.py:missing' is not valid: "
-        "expected a function that './rewards.py' defines at top level: it has 'score'"
+        f"penstock: data.path: '{Path.cwd()}/own.jsonl' row 2: field 'verifier': "
+        "'python:./rewards.py:missing' is not valid: expected a function that './rewards.py' defines at top "
+        "level: it has 'score'"
     )
     assert status == 2
 
@@ -130,7 +132,9 @@ def test_functions_that_do_not_load_are_named() -> None:
     assert in_data.startswith(f"penstock: data.verifier: 'python:os.path:absent' {loads}")
     assert gone.startswith(f"verifier.rewards.gone: 'python:absent.module:f' {loads}")
     assert "ModuleNotFoundError: No module named 'absent'" in gone
-    assert in_row.startswith(f"data.path: 'own.jsonl' row 1: field 'verifier': 'python:./rewards.py:score' {loads}")
+    assert in_row.startswith(
+        f"data.path: '{Path.cwd()}/own.jsonl' row 1: field 'verifier': 'python:./rewards.py:score' {loads}"
+    )
     assert "(rewards.py, line 1)" in in_row
     assert status == 2
 
@@ -169,7 +173,7 @@ def test_generated_prompts_need_no_trial() -> None:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        ({"path": "absent.jsonl"}, "penstock: data.path: 'absent.jsonl' cannot be read"),
+        ({"path": "absent.jsonl"}, "/absent.jsonl' is not valid: expected a file that exists"),
         ({"verifier": "absent"}, "data.verifier: 'absent' is not valid"),
         ({"held_out": 3}, "data.train + data.held_out: 4 is not valid: expected at most 3"),
         ({"fields": {"answer": "absent"}}, "row 1: field 'absent': missing; the row has 'question', 'answer'"),

@@ -6,6 +6,7 @@ Must not train.
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import subprocess
 import sys
@@ -16,8 +17,9 @@ from typing import Any
 
 import pytest
 
-from deploy.cli.client import Api, ApiError
-from deploy.cli.terminal import plain
+from penstock_client.cli.terminal import plain
+from penstock_client.client import Client
+from penstock_client.errors import ApiError
 from services.contracts import Cause, Closing, DeadLetter, Lane, ProcessInfo, RunState
 from services.controller.ended.closings import Closings
 from services.settings import parse_recipe
@@ -27,26 +29,15 @@ from services.streams.state.heartbeat import Heartbeat
 from services.streams.state.runs import RunRecords
 from services.waits import Waits
 from tests.deploy.command_line import ROOT, penstock
-from tests.harness.free_ports import free_port
 from tests.harness.small_run import recipe_document
+from tests.penstock_client.gateways import running_gateway
 
 
 @pytest.fixture(scope="module")
-def gateway(redis_url: str) -> Iterator[str]:
+def gateway(redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a gateway over the test's Redis, in a new process."""
-    port = free_port()
-    command = [sys.executable, "-m", "services.api", "--redis", redis_url, "--port", str(port)]
-    with subprocess.Popen(command, cwd=ROOT) as process:
-        try:
-            ends = time.monotonic() + 60
-            while penstock("runs", "--api", f"http://127.0.0.1:{port}")[0] != 0:
-                assert time.monotonic() < ends, "the gateway does not answer"
-                assert process.poll() is None, "the gateway ended"
-                time.sleep(0.2)
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            process.terminate()
-            process.wait(20)
+    with running_gateway(redis_url, tmp_path_factory.mktemp("state")) as gateway:
+        yield gateway.url
 
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J[bold red]x[/bold red]\u202e\r\n"
@@ -92,10 +83,14 @@ async def test_dead_letters_are_listed_as_plain_text(redis: Any, gateway: str, r
     entries = [await add_letter(redis, keys, f"g{number}", f"died of {HOSTILE}") for number in range(3)]
     status, output = await call("dead", run_id, "--api", gateway)
     assert (status, harmless(output)) == (0, True), output
-    cells = "".join("".join(line.split()) for line in output.splitlines())
-    for shown in (*entries, "tasks", "deliveries", "\\x1b[2J", "[boldred]x[/boldred]", "\\u202e"):
-        assert shown in cells.replace("│", "") or shown in output
+    heading, *rows = output.splitlines()
+    assert heading.split() == ["entry", "when", "stream", "cause", "group", "reason"]
+    assert [row.split()[0] for row in rows] == entries
+    for shown in ("tasks", "deliveries", "\\x1b[2J", "[bold red]x[/bold red]", "\\u202e"):
+        assert all(shown in row for row in rows)
     assert keys.dead not in output
+    status, output = await call("dead", run_id, "--json", "--api", gateway)
+    assert [letter["entry"] for letter in json.loads(output)] == entries
 
 
 async def test_waits_are_a_table(redis: Any, gateway: str, run_id: str) -> None:
@@ -109,7 +104,8 @@ async def test_waits_are_a_table(redis: Any, gateway: str, run_id: str) -> None:
     async with Heartbeat(redis, info, waits):
         status, output = await call("waits", run_id, "--api", gateway)
     assert (status, harmless(output)) == (0, True), output
-    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in output.splitlines() if "│" in line]
+    heading, *rows = [re.split(" {2,}", line.strip()) for line in output.splitlines()]
+    assert heading == ["duration", "deadline", "kind", "process", "wait", "waits for"]
     assert re.fullmatch(r"[2-9]m\d\ds", rows[0][0]), rows[0][0]
     assert rows[0][1:5] == ["1m00s", "stalled", "learner-1", "sync"]
     assert rows[0][5].startswith("replica \\x1b]0;owned\\x07\\x1b[2J[bold red]x[/bold red]")
@@ -165,7 +161,7 @@ async def test_a_run_is_deleted_after_a_question(redis: Any, gateway: str, run_i
     )
     assert (await RunRecords(redis).get(run_id)).closing is None, "without an answer nothing is deleted"
     await close_run(redis, run_id, Closing.DELETING)
-    assert "  test (deleting)\n" in (await call("runs", "--api", gateway))[1]
+    assert " test (deleting)\n" in (await call("runs", "--api", gateway))[1]
     (tmp_path / run_id).mkdir()
     deleting = asyncio.create_task(call("delete", run_id, "--files", "--yes", "--api", gateway))
     async with asyncio.timeout(60):
@@ -198,7 +194,7 @@ async def test_what_is_no_run_id_reaches_no_run(redis: Any, gateway: str, run_id
 async def test_the_client_quotes_every_run_id(redis: Any, gateway: str, run_id: str) -> None:
     await submitted(redis, run_id, "failed")
     before = await redis.hgetall(RunKeys(run_id).record)
-    with Api(gateway) as api:
+    with Client(gateway) as api:
         for text in (f"{run_id}?files=true&", f"nothing/../{run_id}", f"{run_id}#"):
             with pytest.raises(ApiError):
                 await asyncio.to_thread(api.delete, text, False)

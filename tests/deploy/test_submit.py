@@ -9,70 +9,28 @@ import hashlib
 import json
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import pytest
 import redis
 
 from services.settings import parse_recipe
 from services.streams.memory_bound import footprint
-from tests.harness.free_ports import free_port
 from tests.harness.servers.redis_servers import embedded_server
 from tests.harness.small_run import recipe_document
+from tests.penstock_client.gateways import LateGateway, running_gateway
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-class LateApi:
-    """An API in a new process, which can be started late; and a client."""
-
-    def __init__(self, redis_url: str) -> None:
-        self.port = free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
-        self._command = [sys.executable, "-m", "services.api", "--redis", redis_url, "--port", str(self.port)]
-        self.process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        """Start the API; it answers within seconds."""
-        self.process = subprocess.Popen(self._command, cwd=ROOT)
-
-    def knows(self, run: str) -> bool:
-        """Whether the API answers and has the run."""
-        return self._answers(f"/v1/runs/{run}")
-
-    def until_ready(self) -> None:
-        """Wait until the API answers."""
-        self.until(lambda: self._answers("/v1/runs"), "the API does not answer")
-
-    def until(self, holds: Callable[[], bool], what: str, deadline_s: float = 60.0) -> None:
-        """Wait until the condition `holds`; fails with `what` at the deadline."""
-        ends = time.monotonic() + deadline_s
-        while not holds():
-            assert time.monotonic() < ends, what
-            time.sleep(0.2)
-
-    def _answers(self, path: str) -> bool:
-        try:
-            return httpx.get(f"{self.url}{path}", timeout=20).status_code == 200
-        except httpx.TransportError:
-            return False
-
-
 @pytest.fixture
-def gateway(redis_url: str) -> Iterator[LateApi]:
-    gateway = LateApi(redis_url)
+def gateway(redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LateGateway]:
+    """A gateway that the test starts."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    gateway = LateGateway(redis_url, tmp_path)
     yield gateway
-    if gateway.process is not None:
-        gateway.process.terminate()
-        try:
-            gateway.process.wait(20)
-        except subprocess.TimeoutExpired:
-            gateway.process.kill()
-            gateway.process.wait(20)
-            raise
+    gateway.stop()
 
 
 @pytest.fixture
@@ -89,19 +47,12 @@ def penstock(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*COMMAND, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=90, check=False)
 
 
-def test_a_warning_goes_to_standard_error(recipe: Path, run_id: str) -> None:
+def test_a_warning_goes_to_standard_error(recipe: Path, run_id: str, tmp_path: Path) -> None:
     with embedded_server() as server:
         with redis.Redis(port=server.port) as client:
             client.config_set("maxmemory", int(1.2 * footprint(parse_recipe(recipe_document("/model"))).total))
-        gateway = LateApi(f"redis://127.0.0.1:{server.port}/0")
-        gateway.start()
-        assert gateway.process is not None
-        try:
-            gateway.until_ready()
+        with running_gateway(f"redis://127.0.0.1:{server.port}/0", tmp_path) as gateway:
             told = penstock("submit", str(recipe), "--id", run_id, "--api", gateway.url)
-        finally:
-            gateway.process.terminate()
-            gateway.process.wait(20)
     assert (told.returncode, told.stdout) == (0, f"{run_id}\n")
     assert told.stderr.startswith("penstock: warning: the run may need ")
     assert "MiB of Redis, which is more than 70% of its maxmemory" in told.stderr
@@ -120,7 +71,7 @@ def read_until(process: subprocess.Popen[str], start: str) -> None:
 
 @pytest.mark.parametrize(("state", "status"), [("succeeded", 0), ("failed", 1)])
 def test_submit_waits_for_an_api_that_starts_late(
-    gateway: LateApi, recipe: Path, redis_url: str, run_id: str, state: str, status: int
+    gateway: LateGateway, recipe: Path, redis_url: str, run_id: str, state: str, status: int
 ) -> None:
     line = [*COMMAND, "submit", str(recipe), "--id", run_id, "--api", gateway.url, "--wait", "--timeout", "200"]
     with subprocess.Popen(line, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as waiting:
@@ -151,15 +102,15 @@ asyncio.run(end(*sys.argv[1:]))
 """
 
 
-def test_a_run_that_takes_too_long_is_cancelled(gateway: LateApi, recipe: Path, run_id: str) -> None:
+def test_a_run_that_takes_too_long_is_cancelled(gateway: LateGateway, recipe: Path, run_id: str) -> None:
     gateway.start()
     gateway.until_ready()  # the timeout below covers the run only
     done = penstock("submit", str(recipe), "--id", run_id, "--api", gateway.url, "--wait", "--timeout", "12")
     assert (done.returncode, done.stdout.splitlines()[-1]) == (1, f"{run_id}: has not ended within 12 s; cancelling")
-    assert httpx.get(f"{gateway.url}/v1/runs/{run_id}", timeout=20).json()["state"] == "queued"
+    assert gateway.get(f"/v1/runs/{run_id}").json()["state"] == "queued"
 
 
-def test_an_api_that_never_starts_is_one_line(gateway: LateApi, recipe: Path) -> None:
+def test_an_api_that_never_starts_is_one_line(gateway: LateGateway, recipe: Path) -> None:
     done = penstock("submit", str(recipe), "--api", gateway.url, "--wait", "--timeout", "2")
     assert done.returncode == 2
     assert done.stderr.startswith("penstock: ")
@@ -172,7 +123,7 @@ REWARDS = {
 }
 
 
-def test_a_run_keeps_its_copy_of_the_files(gateway: LateApi, tmp_path: Path, run_id: str) -> None:
+def test_a_run_keeps_its_copy_of_the_files(gateway: LateGateway, tmp_path: Path, run_id: str) -> None:
     """Neither an edited file nor a second submission under the same id changes it."""
     data = {"source": "jsonl", "path": "/rows.jsonl", "layout": "fields", "options": {}}
     document = recipe_document(
@@ -190,6 +141,6 @@ def test_a_run_keeps_its_copy_of_the_files(gateway: LateApi, tmp_path: Path, run
     (tmp_path / "rewards.py").write_text("def score(*given):\n    return 0.0\n")
     again = penstock("submit", str(recipe), "--id", run_id, "--api", gateway.url)
     assert (again.returncode, "expected an id that is not in use" in again.stderr) == (2, True)
-    assert httpx.get(f"{gateway.url}/v1/runs/{run_id}", timeout=20).json()["files"] == digests
+    assert gateway.get(f"/v1/runs/{run_id}").json()["files"] == digests
     shown = json.loads(penstock("show", run_id, "--api", gateway.url).stdout)
     assert shown["files"] == {name: digest[:12] for name, digest in digests.items()}

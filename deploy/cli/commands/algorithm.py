@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from deploy.cli.common import fail
-from deploy.cli.terminal import console
+from penstock_client.cli.commands.arguments import OwnJsonOption
+from penstock_client.cli.reporting import fail
+from penstock_client.cli.terminal import console, print_json
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -22,10 +23,13 @@ PresetArgument = Annotated[str, typer.Argument(metavar="PRESET", help="Name of a
 
 
 @app.command()
-def presets() -> None:
+def presets(as_json: OwnJsonOption = False) -> None:
     """Print the settings of every preset. A recipe can override each setting of the preset that it names."""
     from services.settings import PRESETS
 
+    if as_json:
+        print_json({name: {path: preset[path].value for path in preset} for name, preset in PRESETS.items()})
+        return
     rows = [
         [path, *(_shown(preset[path].value) if path in preset else ABSENT for preset in PRESETS.values())]
         for path in _paths()
@@ -34,7 +38,7 @@ def presets() -> None:
 
 
 @app.command()
-def diff(first: PresetArgument, second: PresetArgument) -> None:
+def diff(first: PresetArgument, second: PresetArgument, as_json: OwnJsonOption = False) -> None:
     """Print how two presets differ, and which line of the paper or script each value comes from."""
     from services.settings import PRESETS
 
@@ -42,12 +46,17 @@ def diff(first: PresetArgument, second: PresetArgument) -> None:
         if name not in PRESETS:
             fail(f"PRESET: {name!r} is not valid: expected one of {', '.join(PRESETS)}")
     left, right = PRESETS[first], PRESETS[second]
-    rows = [
-        [path, *_value_and_source(left.get(path)), *_value_and_source(right.get(path))]
+    differing = [
+        path
         for path in _paths()
         if (path in left or path in right)
         and (path not in left or path not in right or left[path][0] != right[path][0])
     ]
+    if as_json:
+        named = {first: left, second: right}
+        print_json({path: {name: _document(preset.get(path)) for name, preset in named.items()} for path in differing})
+        return
+    rows = [[path, *_value_and_source(left.get(path)), *_value_and_source(right.get(path))] for path in differing]
     title = f"{first} and {second} differ in {len(rows)} settings"
     console().print(_table(title, ["setting", first, "from", second, "from"], rows))
 
@@ -56,6 +65,10 @@ def _paths() -> list[str]:
     from services.settings import PRESETS
 
     return list(dict.fromkeys(path for preset in PRESETS.values() for path in preset))
+
+
+def _document(setting: Any) -> dict[str, Any] | None:
+    return {"value": setting.value, "source": setting.source} if setting else None
 
 
 def _value_and_source(setting: Any) -> tuple[str, str]:

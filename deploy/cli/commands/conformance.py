@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
 
-from deploy.cli.common import EXIT_FAILED, fail
-from deploy.cli.terminal import console, print_line
+from penstock_client.cli.commands.arguments import OwnJsonOption
+from penstock_client.cli.reporting import EXIT_FAILED, fail
+from penstock_client.cli.terminal import console, print_json, print_line
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -37,7 +38,7 @@ class ConformanceRow(NamedTuple):
     status: str
 
 
-def conformance() -> None:
+def conformance(as_json: OwnJsonOption = False) -> None:
     """Check the algorithm against the papers' formulas with hand-computed numbers; exit status 1 if a check fails.
 
     The table is printed on standard output, pytest's progress and failures on standard error.
@@ -47,8 +48,11 @@ def conformance() -> None:
         rows = Path(folder) / "rows.jsonl"
         status = _run_suite(rows)
         found = [json.loads(line) for line in rows.read_text().splitlines()] if rows.exists() else []
-    console().print(_table(table_rows(found)))
     passed = status == 0 and bool(found)
+    if as_json:
+        print_json([row._asdict() for row in table_rows(found)])
+        raise typer.Exit(0 if passed else EXIT_FAILED)
+    console().print(_table(table_rows(found)))
     print_line(f"{len(found)} cases: {'all passed' if passed else 'NOT all passed, see above'}")
     raise typer.Exit(0 if passed else EXIT_FAILED)
 

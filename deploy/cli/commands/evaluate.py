@@ -5,7 +5,6 @@ Must not evaluate; the run's services do.
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext, redirect_stdout
@@ -16,22 +15,21 @@ import typer
 
 from deploy.cli.common import (
     DEFAULT_RUNS,
-    EXIT_FAILED,
-    PORT,
     PortOption,
     RedisOption,
     RunsOption,
-    cancelled_on_interrupt,
-    follow,
     open_api,
     reported_errors,
     with_stack,
 )
-from deploy.cli.terminal import console, print_line
-from services.storage.models import PACKAGE
+from penstock_client.cli.connection import PORT, ApiConnection
+from penstock_client.cli.following.follow import cancelled_on_interrupt, follow
+from penstock_client.cli.reporting import EXIT_FAILED
+from penstock_client.cli.terminal import console, print_json, print_line
 
 if TYPE_CHECKING:
-    from deploy.cli.client import Api
+    from penstock_client.client import Client
+    from penstock_client.models import Run
     from services.settings import Recipe
 
 SOURCES = {".jsonl": "jsonl", ".csv": "csv", ".parquet": "parquet"}
@@ -73,10 +71,11 @@ PromptsOption = Annotated[int | None, typer.Option("--prompts", min=1, help="Onl
 JsonOption = Annotated[
     bool, typer.Option("--json", help="Print the results as JSON on standard output, the rest on standard error.")
 ]
-RemoteOption = Annotated[str | None, typer.Option("--api", help="Submit to this REST API instead of starting a stack.")]
+EVALUATE_API = "Submit to this REST API instead of starting a stack."
 
 
 def evaluate(
+    connection: ApiConnection,
     model: ModelArgument,
     recipe: RecipeOption = None,
     data: DataOption = None,
@@ -89,7 +88,6 @@ def evaluate(
     max_model_len: LengthOption = None,
     prompts: PromptsOption = None,
     as_json: JsonOption = False,
-    api: RemoteOption = None,
     redis: RedisOption = None,
     port: PortOption = PORT,
     runs: RunsOption = DEFAULT_RUNS,
@@ -98,9 +96,10 @@ def evaluate(
     from deploy.cli.recipe_files import read_files
     from deploy.local.preflight import StackError
 
+    api = connection.api
     asked = {"samples": samples, "temperature": temperature, "top_p": top_p, "max_new_tokens": max_new_tokens}
     with reported_errors():
-        document = _sets_of(recipe, data, verifier, prompt_format, max_new_tokens)
+        document = _sets_of(recipe, data, verifier, prompt_format, max_new_tokens, api)
         if api is None and data is not None and not data.exists():
             raise StackError(
                 f"--data: {str(data)!r} is not valid: expected an existing .jsonl, .csv or .parquet file, or folder"
@@ -108,23 +107,29 @@ def evaluate(
         wanted = evaluation_recipe(document, model, max_model_len, prompts, asked)
         files = read_files(wanted, Path() if recipe is None else recipe.parent)
         with redirect_stdout(sys.stderr) if as_json else nullcontext():
-            view = _local(wanted, files, redis, port, runs) if api is None else _remote(wanted, files, api)
+            view = _local(wanted, files, redis, port, runs) if api is None else _remote(wanted, files, connection)
         _print_scores(view, as_json)
-    raise typer.Exit(0 if view["state"] == "succeeded" else EXIT_FAILED)
+    raise typer.Exit(0 if view.state == "succeeded" else EXIT_FAILED)
 
 
 def _sets_of(
-    recipe: Path | None, data: Path | None, verifier: str | None, prompt_format: str, max_new_tokens: int | None
+    recipe: Path | None,
+    data: Path | None,
+    verifier: str | None,
+    prompt_format: str,
+    max_new_tokens: int | None,
+    api: str | None,
 ) -> dict[str, Any]:
     """The recipe document that names the sets: the given recipe's, or a new one for `data`. Raises RecipeError."""
-    from services.settings import RecipeError, load_recipe
+    from deploy.cli.recipe_files import load_own
+    from services.settings import RecipeError
 
     if (recipe is None) == (data is None):
         raise RecipeError("--recipe, --data: give exactly one of them")
     if recipe is not None:
         if verifier is not None or prompt_format != "plain":
             raise RecipeError("--verifier, --prompt-format: only valid with --data; a recipe sets them in its data")
-        return load_recipe(recipe).model_dump(mode="json")
+        return load_own(recipe, api).model_dump(mode="json")
     assert data is not None
     source = "hf" if data.is_dir() else SOURCES.get(data.suffix)
     if source is None:
@@ -145,6 +150,7 @@ def _sets_of(
 
 def _model(model: str) -> dict[str, Any]:
     from services.storage.hub.address import is_hub
+    from services.storage.models import PACKAGE
     from services.storage.places import is_remote
 
     if model.startswith(PACKAGE):
@@ -189,9 +195,9 @@ def _first_prompts(data: dict[str, Any], prompts: int | None) -> dict[str, Any]:
     return data | {"held_out": data["held_out"] - cut, "train": train}
 
 
-def _local(recipe: Recipe, files: dict[str, str], redis: str | None, port: int, runs: Path) -> dict[str, Any]:
+def _local(recipe: Recipe, files: dict[str, str], redis: str | None, port: int, runs: Path) -> Run:
     """Run the recipe on a new stack; returns the run's last view."""
-    views: list[dict[str, Any]] = []
+    views: list[Run] = []
 
     def work(stack: Any) -> None:
         with open_api(stack.api) as client:
@@ -201,23 +207,24 @@ def _local(recipe: Recipe, files: dict[str, str], redis: str | None, port: int, 
     return views[0]
 
 
-def _remote(recipe: Recipe, files: dict[str, str], api: str) -> dict[str, Any]:
-    with open_api(api) as client:
+def _remote(recipe: Recipe, files: dict[str, str], connection: ApiConnection) -> Run:
+    with connection.open() as client:
         return _submit_and_follow(client, recipe, files, lambda: None)
 
 
-def _submit_and_follow(client: Api, recipe: Recipe, files: dict[str, str], check: Callable[[], None]) -> dict[str, Any]:
-    run = str(client.submit(recipe.model_dump(mode="json"), files=files)["id"])
+def _submit_and_follow(client: Client, recipe: Recipe, files: dict[str, str], check: Callable[[], None]) -> Run:
+    run = client.submit(recipe.model_dump(mode="json"), files=files).id
     print_line(f"run {run} submitted")
     with cancelled_on_interrupt(client, run):
         view, _ = follow(client, run, check)
     return view
 
 
-def _print_scores(view: dict[str, Any], as_json: bool) -> None:
-    from deploy.cli.progress import closing_table
+def _print_scores(view: Run, as_json: bool) -> None:
+    from penstock_client.answers import as_json as document
+    from penstock_client.cli.following.tables import closing_table
 
     if as_json:
-        print_line(json.dumps(view["evaluations"], indent=2))
-    elif view["evaluations"]:
+        print_json([document(evaluation) for evaluation in view.evaluations])
+    elif view.evaluations:
         console().print(closing_table(view))

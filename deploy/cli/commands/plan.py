@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from deploy.cli.common import DEFAULT_RUNS, RecipeArgument, RunsOption, reported_errors
-from deploy.cli.terminal import console
+from deploy.cli.common import DEFAULT_RUNS, RunsOption, reported_errors
+from penstock_client.cli.commands.arguments import OwnJsonOption, RecipeArgument
+from penstock_client.cli.terminal import console, print_json
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -35,21 +36,25 @@ def plan(
     price: Annotated[float | None, typer.Option(min=0, help="Cost of one GPU-hour, in any currency.")] = None,
     gpu_gib: Annotated[float, typer.Option(min=1e-9, help="Memory of one device, in GiB.")] = 80.0,
     runs: RunsOption = DEFAULT_RUNS,
+    as_json: OwnJsonOption = False,
 ) -> None:
     """Compute what a recipe needs: memory per rank, per replica and in Redis, bytes per weight sync, time per step.
 
     Give the throughputs that you measured. The defaults are assumptions for a 32B model on 80 GB GPUs, not
     measurements; the table's title shows the throughputs used.
     """
-    from deploy.cli.planning import Throughput
+    from deploy.cli.planning import Throughput, plan_figures
+    from deploy.cli.recipe_files import load_own
     from learner.model.shape import model_shape
-    from services.settings import load_recipe
 
     with reported_errors():
-        loaded = load_recipe(recipe)
+        loaded = load_own(recipe)
         shape = model_shape(loaded.model, runs / "models")
     tokens = response_tokens or loaded.rollout.max_new_tokens / 2
     stated = Throughput(generation, learning, link * 1e9, survival, tokens)
+    if as_json:
+        print_json(plan_figures(loaded, shape, stated, price))
+        return
     out = console()
     out.print(f"{loaded.name}: {shape.name}, {shape.parameters / 1e9:.3f} billion parameters, {shape.layers} layers")
     out.print(_learner(loaded, shape, gpu_gib))

@@ -6,12 +6,14 @@ Must not train; learner.recovery.replay does.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from deploy.cli.common import DEFAULT_RUNS, EXIT_FAILED, RunArgument, RunsOption, fail
-from deploy.cli.terminal import print_line
+from deploy.cli.common import DEFAULT_RUNS, RunsOption
+from penstock_client.cli.commands.arguments import OwnJsonOption, RunArgument
+from penstock_client.cli.reporting import EXIT_FAILED, fail
+from penstock_client.cli.terminal import print_json, print_line, print_note
 
 if TYPE_CHECKING:
     from learner.recovery.replay import Comparison, Plan
@@ -26,6 +28,7 @@ def replay(
     step: Annotated[int, typer.Argument(metavar="STEP", min=1, help="The last rollout step to replay.")],
     runs: RunsOption = DEFAULT_RUNS,
     timeout: Annotated[float, typer.Option("--timeout", min=1, help="Time limit in seconds.")] = 3600.0,
+    as_json: OwnJsonOption = False,
 ) -> None:
     """Replay recorded optimizer steps from the nearest checkpoint and the archived batches.
 
@@ -42,14 +45,17 @@ def replay(
     try:
         folder, mirror = open_run(runs.absolute(), run)
         plan = plan_replay(folder, step, mirror)
+        report = print_note if as_json else print_line
         for line in _opening(plan):
-            print_line(line)
-        rows = run_again(folder, plan, timeout, print_line)
+            report(line)
+        rows = list(run_again(folder, plan, timeout, report))
     except (ArchiveError, ReplayError, StoreError) as error:
         fail(str(error))
-    print_line(LINE.format(*HEADING))
-    for row in rows:
-        print_line(_line(row))
+    if as_json:
+        print_json([_document(row) for row in rows])
+    else:
+        for line in (LINE.format(*HEADING), *map(_line, rows)):
+            print_line(line)
     raise typer.Exit(0 if all(row.equal for row in rows) else EXIT_FAILED)
 
 
@@ -69,6 +75,12 @@ def _opening(plan: Plan) -> list[str]:
     ]
     damaged = [f"skipped: {line}" for line in plan.skipped]
     return [*damaged, *changed, f"steps {plan.steps[0]}-{plan.steps[-1]} from {start} on {ranks}; equal means {equal}"]
+
+
+def _document(row: Comparison) -> dict[str, Any]:
+    records = {"recorded": row.recorded, "replayed": row.replayed}
+    shown = {name: record and record.model_dump(mode="json") for name, record in records.items()}
+    return {"step": row.step, "optimizer_step": row.index, **shown, "equal": row.equal}
 
 
 def _line(row: Comparison) -> str:

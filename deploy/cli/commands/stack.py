@@ -12,22 +12,18 @@ import typer
 
 from deploy.cli.common import (
     DEFAULT_RUNS,
-    EXIT_FAILED,
-    HOST,
-    PORT,
     HostOption,
     PortOption,
     RedisOption,
     RunsOption,
-    cancel_unfinished,
-    cancelled_on_interrupt,
-    follow,
     open_api,
-    print_warnings,
     reported_errors,
     with_stack,
 )
-from deploy.cli.terminal import console, print_line
+from penstock_client.cli.connection import HOST, PORT
+from penstock_client.cli.following.follow import cancel_unfinished, cancelled_on_interrupt, follow
+from penstock_client.cli.reporting import EXIT_FAILED, warn
+from penstock_client.cli.terminal import console, print_line
 
 if TYPE_CHECKING:
     from deploy.local.stack import LocalStack
@@ -74,21 +70,22 @@ def demo_recipe() -> Path:
 def _demonstrate(stack: LocalStack, recipe: Recipe, files: dict[str, str]) -> bool:
     """Submit the recipe, follow the run, print and draw its results. Returns whether the run succeeded."""
     from deploy.cli.curves import draw_curves
-    from deploy.cli.progress import closing_table
+    from penstock_client.cli.following.tables import closing_table
 
     with open_api(stack.api) as client:
         cancel_unfinished(client, recipe.name)
         submitted = client.submit(recipe.model_dump(mode="json"), files=files)
-        print_warnings(submitted)
-        run = str(submitted["id"])
+        for text in submitted.warnings:
+            warn(text)
+        run = submitted.id
         print_line(f"run {run} submitted; `penstock watch {run} --api {stack.api}` follows it from another terminal")
         with cancelled_on_interrupt(client, run):
             view, steps = follow(client, run, stack.check_alive)
     folder = stack.runs / run
     if steps:
-        print_line(f"curves   {draw_curves(run, steps, view['evaluations'], folder / 'curves.png')}")
-    print_line(f"export   {view['export_path'] or 'none'}")
+        print_line(f"curves   {draw_curves(run, steps, view.evaluations, folder / 'curves.png')}")
+    print_line(f"export   {view.export_path or 'none'}")
     print_line(f"summary  {folder / 'summary.json'}")
-    if view["evaluations"]:
+    if view.evaluations:
         console().print(closing_table(view))
-    return bool(view["state"] == "succeeded")
+    return view.state == "succeeded"

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from deploy.cli.common import reported_errors
-from deploy.cli.terminal import print_line
+from penstock_client.cli.terminal import print_line
 
 
 def validate(
@@ -21,7 +21,7 @@ def validate(
 ) -> None:
     """Check a recipe, with the files beside it that it names, without starting anything."""
     from deploy.cli.recipe_files import load_with_files
-    from services.api.addresses import checked_addresses
+    from services.api.addresses import checked_here
     from services.settings import Recipe, RecipeError
 
     if schema:
@@ -31,6 +31,6 @@ def validate(
         if recipe is None:
             raise RecipeError("RECIPE: missing: expected a YAML or JSON file, or --schema")
         loaded, files = load_with_files(recipe)
-        checked_addresses(loaded)
+        checked_here(loaded)
         with_files = f", with {', '.join(files)}" if files else ""
         print_line(f"{recipe}: valid; run {loaded.name!r}, {loaded.limits.rollout_steps} rollout steps{with_files}")

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from deploy.cli.common import EXIT_INTERRUPTED, fail
-from deploy.cli.terminal import plain, print_line
+from penstock_client.cli.reporting import EXIT_INTERRUPTED, fail
+from penstock_client.cli.terminal import plain, print_line
 
 if TYPE_CHECKING:
     from pydantic import SecretStr
@@ -258,7 +258,7 @@ class _Transformation:
 
 async def _end(tasks: Collection[asyncio.Task[_Done]]) -> None:
     """Cancel what is left of a command that ends. Faults of the service are not logged: the command reports one."""
-    from services.cancellation import cancel_and_wait
+    from services.waits import cancel_and_wait
     from verifier.remote.faults import ServiceFaultError
 
     def failed(task: asyncio.Task[_Done]) -> bool:

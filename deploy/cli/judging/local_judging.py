@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Generic, NamedTuple, TypeVar
 
-from services.cancellation import cancel_and_wait
 from services.contracts import Lane
 from services.settings.rewards.kinds import JudgeReward
 from services.settings.rewards.reward import Reward
+from services.waits import cancel_and_wait
 from verifier.judging import JudgedText, RewardJudges, is_confined
 from verifier.outside import outside_judges
 from verifier.prctl import deny_inspection

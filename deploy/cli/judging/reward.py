@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from deploy.cli.common import DEFAULT_RUNS, EXIT_FAILED, RecipeArgument, RunsOption, fail, reported_errors
+from deploy.cli.common import DEFAULT_RUNS, RunsOption, reported_errors
 from deploy.cli.judging.trial import try_reward
-from deploy.cli.terminal import plain, print_line
+from penstock_client.cli.commands.arguments import RecipeArgument
+from penstock_client.cli.reporting import EXIT_FAILED, fail
+from penstock_client.cli.terminal import plain, print_line
 
 if TYPE_CHECKING:
     from services.sampler.data import ReadSources

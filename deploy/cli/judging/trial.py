@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from deploy.cli.common import EXIT_FAILED, fail, reported_errors
-from deploy.cli.terminal import cell, console, plain, print_line
+from deploy.cli.common import reported_errors
+from penstock_client.cli.reporting import EXIT_FAILED, fail
+from penstock_client.cli.terminal import cell, console, plain, print_line
 
 if TYPE_CHECKING:
     from deploy.cli.judging.local_judging import Asked, JudgedHere

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
-from deploy.cli.common import EXIT_FAILED, EXIT_INTERRUPTED, fail, reported_errors
+from deploy.cli.common import reported_errors
 from deploy.cli.judging.options import OutputOption, ProcessesOption, TimeoutOption
 from deploy.cli.judging.progress import shown_count
-from deploy.cli.terminal import plain
+from penstock_client.cli.reporting import EXIT_FAILED, EXIT_INTERRUPTED, fail
+from penstock_client.cli.terminal import plain
 
 if TYPE_CHECKING:
     from deploy.cli.judging.confusion import ConfusionTable

@@ -20,6 +20,7 @@ from rollout.prompts import ChatTokenizer, PromptError
 from services.contracts import BatchSample, Fence, Outcome, Prompt
 from services.sampler.data import RowRewards, read_sources
 from services.settings import Recipe
+from services.storage.kept_files import read_kept_files
 from services.storage.models import local_model, models_folder
 from services.streams.delivery.payloads import SamplePayload
 
@@ -117,7 +118,8 @@ def trained_samples(runs: Path, run: str) -> TrainedSamples:
     facts = archive.facts()
     recipe = facts.recipe
     model = str(local_model(facts.model_path, models_folder()))
-    tokenizer = ChatTokenizer(model, recipe.max_prompt_tokens, recipe.model.chat_template)
+    files = read_kept_files(folder, mirror)
+    tokenizer = ChatTokenizer(model, recipe.max_prompt_tokens, recipe.model.chat_template, files)
     return TrainedSamples(archive, facts, _prompts(recipe), tokenizer)
 
 

@@ -17,17 +17,12 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
-from deploy.cli.common import (
-    DEFAULT_RUNS,
-    EXIT_INTERRUPTED,
-    RunArgument,
-    RunsOption,
-    fail,
-    reported_errors,
-)
+from deploy.cli.common import DEFAULT_RUNS, RunsOption, reported_errors
 from deploy.cli.judging.options import OutputOption, ProcessesOption, TimeoutOption
 from deploy.cli.judging.progress import shown_count
-from deploy.cli.terminal import plain, print_line
+from penstock_client.cli.commands.arguments import RunArgument
+from penstock_client.cli.reporting import EXIT_INTERRUPTED, fail
+from penstock_client.cli.terminal import plain, print_line
 
 if TYPE_CHECKING:
     from deploy.cli.judging.local_judging import Asked

@@ -1,4 +1,4 @@
-"""Owns the tests of what the command line prints of a run: progress, curves, tables, and escaped text.
+"""Owns the tests of what is printed of a run: progress, live view, tables, and escaped text.
 
 Must not call an API.
 """
@@ -6,21 +6,18 @@ Must not call an API.
 from __future__ import annotations
 
 import io
-from pathlib import Path
-from typing import Any
 
 import pytest
 from rich.console import Console
 
-from deploy.cli.curves import PANELS, draw_curves, panels_of
-from deploy.cli.progress import Follower, closing_table, duration, evaluation_line, seconds_left, step_line
-from deploy.cli.terminal import cell, plain
-from services.contracts import EvaluationRecord, PassAt
-
-
-def step(number: int, finished: float, **metrics: float) -> dict[str, Any]:
-    """A rollout step as the API returns it, with the fields that are printed."""
-    return {"id": f"{number}-0", "step": number, "learning_finished_at": finished, "metrics": metrics}
+from penstock_client.cli.following.figures import duration, evaluation_line, hint, seconds_left
+from penstock_client.cli.following.live import BARS, draw_run, sparkline
+from penstock_client.cli.following.progress import Follower, step_line
+from penstock_client.cli.following.tables import closing_table, summary_rows
+from penstock_client.cli.terminal import cell, plain, print_table
+from penstock_client.models import reward_metric, reward_names
+from services import contracts
+from tests.penstock_client.cli.viewing import evaluated, happened, step, viewed
 
 
 def test_time_left_is_the_mean_pace_times_the_steps_left() -> None:
@@ -50,37 +47,9 @@ def test_step_line_shows_metrics_and_dashes_for_missing_ones() -> None:
     assert step_line(step(3, 0.0), None, None).split()[:2] == ["3", "-"], "with a token budget the last step is unknown"
 
 
-def evaluated(name: str, **fields: Any) -> dict[str, Any]:
-    """An evaluation as the API returns it."""
-    record = EvaluationRecord(
-        name=name,
-        version=0,
-        newest_version=0,
-        prompts=64,
-        samples_per_prompt=4,
-        accuracy=0.195,
-        standard_error=0.02,
-        pass_at=(PassAt(k=1, value=0.195, standard_error=0.02), PassAt(k=4, value=0.5, standard_error=0.06)),
-        majority=0.25,
-        majority_standard_error=0.05,
-        unknown=0,
-    )
-    return record.model_copy(update=fields).model_dump(mode="json")
-
-
 def test_named_rewards_have_columns_of_their_own(capsys: pytest.CaptureFixture[str]) -> None:
     follower = Follower(Console(width=300))
-    view: dict[str, Any] = {
-        "id": "r",
-        "created_at": 1000.0,
-        "rollout_steps_total": 9,
-        "state": "running",
-        "reason": "ready",
-        "alerts": [],
-        "events": [],
-        "evaluations": [],
-        "recipe": {"limits": {"response_tokens": None}},
-    }
+    view = viewed(rollout_steps_total=9)
     follower.take(view, [step(1, 1.0, accuracy=0.2)])
     rewards = {"reward_style": 0.5, "reward_answer_in_a_box": 0.25}
     follower.take(view, [step(2, 2.0, accuracy=0.2, **rewards), step(3, 3.0, **rewards)])
@@ -102,20 +71,10 @@ def test_evaluation_line_shows_scores_that_say_more() -> None:
 
 def test_follower_prints_everything_once(capsys: pytest.CaptureFixture[str]) -> None:
     follower = Follower(Console())
-    view: dict[str, Any] = {
-        "id": "r",
-        "created_at": 1000.0,
-        "rollout_steps_total": 2,
-        "state": "running",
-        "reason": "ready",
-        "alerts": [],
-        "events": [{"service": "rollout", "phase": "service-ready", "text": "engine up", "at": 1012.0}],
-        "evaluations": [evaluated("before")],
-        "recipe": {"limits": {"response_tokens": None}},
-    }
+    view = viewed(events=[happened("service-ready", "engine up", 1012.0)], evaluations=[evaluated("before")])
     follower.take(view, [step(1, 100.0, accuracy=0.2)])
     follower.take(view, [])
-    assert follower.cursor == "1-0"
+    assert follower.steps[-1].id == "1-0"
     lines = capsys.readouterr().out.splitlines()
     assert "[   12s] rollout: service-ready: engine up" in lines
     expected = "held-out before: avg@4 0.195 ± 0.020, pass@4 0.500 ± 0.060, maj@4 0.250 ± 0.050 (version 0, 64 prompts)"
@@ -127,15 +86,6 @@ def test_follower_prints_everything_once(capsys: pytest.CaptureFixture[str]) -> 
 
 def test_follower_shows_the_reason_and_histogram_of_a_pause(capsys: pytest.CaptureFixture[str]) -> None:
     follower = Follower(Console())
-    view: dict[str, Any] = {
-        "id": "r",
-        "created_at": 1000.0,
-        "rollout_steps_total": 2,
-        "evaluations": [],
-        "events": [],
-        "alerts": [],
-        "recipe": {"limits": {"response_tokens": None}},
-    }
     starved = "64 groups judged since the last batch, 0 of 4 kept: the run pauses; correct answers 0:60 4:4"
     for state, reason, alerts in (
         ("running", "ready", []),
@@ -143,7 +93,7 @@ def test_follower_shows_the_reason_and_histogram_of_a_pause(capsys: pytest.Captu
         ("paused", "starved\x1b[2J", [starved]),
         ("running", "resumed", []),
     ):
-        follower.take(view | {"state": state, "reason": reason, "alerts": alerts}, [])
+        follower.take(viewed(state=state, reason=reason, alerts=alerts), [])
     lines = [line.split("] ", 1)[1] for line in capsys.readouterr().out.splitlines()]
     assert lines == [
         "run is running: ready",
@@ -163,7 +113,7 @@ def test_evaluation_line_shows_version_range_and_gaps() -> None:
 
 def test_closing_table_has_a_row_per_evaluation() -> None:
     console = Console(width=200, record=True, file=io.StringIO())
-    console.print(closing_table({"id": "r", "evaluations": [evaluated("before"), evaluated("after", set="aime")]}))
+    console.print(closing_table(viewed(evaluations=[evaluated("before"), evaluated("after", set="aime")])))
     _, heading, aime, held_out = [
         line for line in console.export_text().splitlines() if "─" not in line and "━" not in line
     ]
@@ -182,23 +132,6 @@ def test_closing_table_has_a_row_per_evaluation() -> None:
     assert [cell.strip() for cell in held_out.split("│")[1:-1]] == ["held-out", "before", *cells]
 
 
-def test_curves_are_a_png(tmp_path: Path) -> None:
-    evaluations = [evaluated("before"), evaluated("after", version=2), evaluated("after", set="aime", version=2)]
-    path = draw_curves("r", [step(1, 0.0, accuracy=0.2), step(2, 1.0, accuracy=0.3)], evaluations, tmp_path / "c.png")
-    assert path.read_bytes().startswith(b"\x89PNG")
-
-
-def test_curves_have_a_panel_of_scores_where_they_say_more(tmp_path: Path) -> None:
-    assert panels_of([step(1, 0.0, accuracy=0.2, score=0.2)]) == PANELS
-    assert panels_of([step(1, 0.0, accuracy=0.2)]) == PANELS, "a step of an older release"
-    [*_, (title, lines)] = panels_of([step(1, 0.0, accuracy=0.2, score=0.3)])
-    assert (title, lines) == ("scores", (("score", "score"),))
-    steps = [step(1, 0.0, accuracy=0.2, score=0.2, reward_has_a_box=0.5), step(2, 1.0, reward_style=0.5)]
-    [*_, (_, lines)] = panels_of(steps)
-    assert lines == (("score", "score"), ("reward_has_a_box", "has-a-box"), ("reward_style", "style"))
-    assert draw_curves("r", steps, [], tmp_path / "c.png").read_bytes().startswith(b"\x89PNG")
-
-
 @pytest.mark.parametrize(
     ("text", "shown"),
     [
@@ -214,3 +147,73 @@ def test_control_characters_are_printed_as_escapes(text: str, shown: str) -> Non
     console = Console(width=200, record=True, file=io.StringIO(), force_terminal=True)
     console.print(cell(f"[bold]{text}[/bold] :smile:"))
     assert console.export_text().rstrip("\n") == f"[bold]{shown}[/bold] :smile:"
+
+
+def test_long_waits_of_a_start_up_are_not_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    follower = Follower(Console(width=300))
+    waiting = happened("waiting", "waits for a batch for 46 s of at most 600 s", 1046.0, "learner")
+    stalled = happened("stalled", "waits for a batch for 601 s of at most 600 s", 1601.0, "learner")
+    follower.take(viewed(events=[waiting]), [])
+    follower.take(viewed(events=[waiting, stalled]), [])
+    later = happened("waiting", "waits for a verdict", 1700.0, "sampler")
+    follower.take(viewed(events=[waiting, stalled]), [step(1, 1650.0)])
+    follower.take(viewed(events=[waiting, stalled, later]), [])
+    lines = [line for line in capsys.readouterr().out.splitlines() if "waits" in line]
+    assert [line.split("] ")[1].split(":")[:2] for line in lines] == [["learner", " stalled"], ["sampler", " waiting"]]
+
+
+def test_sparkline_keeps_its_shape_at_any_length() -> None:
+    assert sparkline([]) == ""
+    assert sparkline([0.5] * 3) == BARS[4] * 3
+    rising = sparkline(list(range(1000)), points=8)
+    assert rising == BARS
+    assert sparkline([0.0, 1.0]) == BARS[0] + BARS[-1]
+
+
+def test_the_live_view_fits_80_columns() -> None:
+    waits = [{"name": "batch", "waits_for": "a batch \x1b[2J", "since": 1900.0, "deadline_s": 600.0}]
+    process = {"id": "learner-1", "service": "learner", "state": "running", "waits": waits}
+    view = viewed(
+        processes=[process, {"id": "r-1", "service": "rollout", "state": "ready"}],
+        events=[happened("ready", "engine up " * 30, 1012.0)],
+        alerts=["[bold]starved[/bold]"],
+        evaluations=[evaluated("before")],
+        rollout_steps=3,
+        rollout_steps_total=9,
+    )
+    steps = [step(number, 1000.0 + number, accuracy=number / 10, reward_style=0.5) for number in (1, 2, 3)]
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(draw_run(view, steps, 2000.0))
+    text = console.export_text()
+    assert max(map(len, text.splitlines())) <= 80
+    for part in ("running", "step 3 of 9", "0.100  0.300", "style", "learner", "1 running", "1m40s", "before"):
+        assert part in text.replace("   ", "  "), text
+    assert "waits for a batch \\x1b[2J, for 1m40s of at most 10m00s" in text
+    assert "[bold]starved[/bold]" in text
+
+
+def test_the_summary_is_plain_text() -> None:
+    rows = dict(summary_rows(viewed(reason="\x1b[2J", groups={"dispatched": 3, "trained": 2, "pending": 1})))
+    assert rows["state"] == "running: \\x1b[2J"
+    assert rows["groups"] == "3 dispatched: 2 trained, 0 filtered, 0 stale, 0 dead, 1 pending"
+
+
+def test_a_piped_table_has_one_line_per_row(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table(["run", "n", "reason"], [["r-1", "5", "x" * 500 + "\n"], ["r-22", "10", ""]], right=["n"])
+    assert capsys.readouterr().out.splitlines() == [
+        "run    n  reason",
+        f"r-1    5  {'x' * 500}\\n",
+        "r-22  10",
+    ]
+
+
+def test_hints_can_be_copied() -> None:
+    assert hint("resume", "a-b") == "`penstock resume a-b`"
+    assert hint("show", "a b; rm") == "`penstock show 'a b; rm'`"
+
+
+def test_metrics_of_rewards_are_named_as_the_learner_does() -> None:
+    names = ["answer-in-a-box", "style"]
+    metrics = {contracts.reward_metric(name): 0.5 for name in names} | {"reward": 0.1}
+    assert [reward_metric(name) for name in names] == [contracts.reward_metric(name) for name in names]
+    assert reward_names(metrics) == contracts.reward_names(metrics) == names

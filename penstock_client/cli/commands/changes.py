@@ -1,0 +1,76 @@
+"""Owns the commands that change the course of a run: scale, edit, pause, resume and cancel.
+
+Must not decide whether a run allows a change; the API does.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from penstock_client.cli.commands.arguments import RunArgument, read_settings
+from penstock_client.cli.following.figures import hint
+from penstock_client.cli.reporting import warn
+from penstock_client.cli.terminal import plain, print_line
+
+if TYPE_CHECKING:
+    from penstock_client.client import Client
+
+
+def scale(
+    client: Client,
+    run: RunArgument,
+    rollout: Annotated[int, typer.Option("--rollout", min=1, help="Desired number of rollout replicas.")],
+) -> None:
+    """Change a run's number of rollout replicas; the run continues."""
+    print_line(f"{run}: {client.scale(run, rollout).rollout_replicas} rollout replicas desired")
+
+
+def cancel(client: Client, run: RunArgument) -> None:
+    """Cancel a run."""
+    client.cancel(run)
+    print_line(f"{run}: cancelling")
+
+
+def pause(client: Client, run: RunArgument) -> None:
+    """Pause a run: its processes keep running, and nothing new is generated."""
+    client.pause(run)
+    print_line(f"{run}: pausing; {hint('resume', run)} resumes it")
+
+
+def resume(
+    client: Client,
+    run: RunArgument,
+    step: Annotated[
+        int | None, typer.Option("--from", min=0, metavar="STEP", help="Resume from this rollout step's checkpoint.")
+    ] = None,
+    ranks: Annotated[
+        int | None, typer.Option("--learner-ranks", min=1, help="Resume with this number of learner ranks.")
+    ] = None,
+    rollout: Annotated[
+        int | None, typer.Option("--rollout", min=1, help="Resume with this number of rollout replicas.")
+    ] = None,
+) -> None:
+    """Resume a run: continue a paused one, or queue a failed or cancelled one again."""
+    view = client.resume(run, from_step=step, learner_ranks=ranks, rollout=rollout)
+    for text in view.warnings:
+        warn(text)
+    queued = view.state == "queued"
+    print_line(plain(f"{run}: {view.state}, {view.reason}" if queued else f"{run}: resuming"))
+
+
+def edit(
+    client: Client,
+    run: RunArgument,
+    settings: Annotated[
+        list[str], typer.Argument(metavar="NAME=VALUE...", help="Settings by their names, and `priority`.")
+    ],
+) -> None:
+    """Change settings of a run while it continues, such as learner.learning_rate=1e-6 or priority=10."""
+    view = client.edit(run, read_settings(settings, "NAME=VALUE"))
+    for text in view.warnings:
+        warn(text)
+    changes = view.edits[-1].changes if view.edits else {}
+    told = ", ".join(f"{name} {before} -> {after}" for name, (before, after) in changes.items())
+    print_line(plain(f"{run}: {told or 'nothing changes'}"))
