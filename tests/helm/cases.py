@@ -131,6 +131,15 @@ HUB = Case(
     {"hub": {"enabled": True, "endpoint": "https://mirror.example.org:8444/hub", "existingSecret": "own-hub"}},
     external={("Secret", "own-hub"): frozenset({"HF_TOKEN"})},
 )
+TRACKED = Case(
+    "trackers with a server and credentials",
+    {"tracking": {"enabled": True, "mlflow": "http://mlflow.example.org:5000", "existingSecret": "own-trackers"}},
+    external={
+        ("Secret", "own-trackers"): frozenset(
+            {"WANDB_API_KEY", "MLFLOW_TRACKING_TOKEN", "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"}
+        )
+    },
+)
 SHARED_CLAIM = Case(
     "own claim for many nodes",
     {"storage": {"claim": {"existingClaim": "own-claim", "accessMode": "ReadWriteMany"}}},
@@ -264,6 +273,7 @@ CASES = [
     OBJECT_STORE,
     OBJECT_STORE_BY_ROLE,
     HUB,
+    TRACKED,
     SHARED_CLAIM,
     NEW_SHARED_CLAIM,
     EXISTING_SECRETS,

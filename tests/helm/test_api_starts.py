@@ -5,6 +5,7 @@ Must not need a cluster: files that a pod would mount are written to a folder, a
 
 from __future__ import annotations
 
+import base64
 import os
 import subprocess
 import sys
@@ -20,7 +21,7 @@ import pytest
 from tests.harness.free_ports import free_port
 from tests.harness.servers.redis_servers import embedded_server
 from tests.helm.cases import CPU
-from tests.helm.rendering import ROOT, Container, Document, PodTemplate, render
+from tests.helm.rendering import FULLNAME, ROOT, Container, Document, PodTemplate, render
 
 READY_S = 60.0
 PASSWORD = "a-password-of-this-test"
@@ -42,12 +43,19 @@ def environment(pod: PodTemplate, folder: Path, redis: str) -> dict[str, str]:
 
 
 def mounted(pod: PodTemplate, path: str) -> str:
-    """The content of a pod's file: the ConfigMap's text, or a password."""
+    """The content of a pod's file: the ConfigMap's text, the access file, or a password."""
     folder, _, key = path.rpartition("/")
+    if key == "access.yaml":
+        return secret(key)
     volume: Document = pod.volumes[pod.main.mounts[folder]["name"]]
     if "configMap" not in volume:
         return PASSWORD
     return str(render(CPU).one("ConfigMap", name=volume["configMap"]["name"]).at("data", key))
+
+
+def secret(key: str) -> str:
+    """A value of the rendered Secret with the access file and the tokens."""
+    return base64.b64decode(render(CPU).one("Secret", name=f"{FULLNAME}-access").at("data", key)).decode()
 
 
 @contextmanager
@@ -96,8 +104,17 @@ async def test_the_api_pod_answers_its_probes_and_prometheus(tmp_path: Path) -> 
         with started(pod.main, variables, port, tmp_path) as process:
             until_ready(process, f"http://127.0.0.1:{port}{pod.main.document['readinessProbe']['httpGet']['path']}")
             async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
-                for path in (*probes.values(), "/metrics", "/v1/prometheus/targets"):
+                for path in (*probes.values(), "/metrics"):
                     assert (await client.get(path)).status_code == 200, path
+                for key, role in (("admin-token", "admin"), ("test-token", "operator"), ("prometheus-token", "viewer")):
+                    found = await client.get("/v1/whoami", headers={"authorization": f"Bearer {secret(key)}"})
+                    assert found.json()["roles"] == {"*": role}, found.text
+                targets = "/v1/prometheus/targets"
+                scraper = {"authorization": f"Bearer {secret('prometheus-token')}"}
+                assert (await client.get(targets)).status_code == 401
+                assert (await client.get(targets, headers=scraper)).status_code == 200
+                for host, status in ((f"{FULLNAME}-api.training.svc:8470", 200), ("attacker.example", 421)):
+                    assert (await client.get(targets, headers=scraper | {"host": host})).status_code == status
 
 
 async def let_in(port: int, user: str) -> None:

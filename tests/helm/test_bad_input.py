@@ -53,7 +53,7 @@ REFUSED: list[tuple[Set, tuple[str, ...]]] = [
     ),
     *(
         ((f"json:networkPolicy.{name}.peers={empty}",), (f"networkPolicy.{name}", word))
-        for name in ("objectStore", "externalRedis", "hub")
+        for name in ("objectStore", "externalRedis", "hub", "tracking")
         for empty, word in (("[]", "at least 1 items"), ("null", "peers is required"))
     ),
     (("networkPolicy.kubernetesApi=null",), ("networkPolicy", "kubernetesApi is required")),
@@ -180,6 +180,11 @@ REFUSED: list[tuple[Set, tuple[str, ...]]] = [
     (('json:redis.external.sentinel.addresses=[""]',), ("redis.external.sentinel.addresses.0", "equal to 1")),
     # Storage.
     (("storage.kind=nfs",), ("storage.kind", "claim", "s3")),
+    (("storage.roots={relative}",), ("storage.roots", "pattern")),
+    (("storage.roots={/}",), ("storage.roots", "pattern")),
+    (("storage.roots={/mnt:/etc}",), ("storage.roots", "pattern")),
+    (("storage.roots={/proc/1}",), ("storage.roots", "not")),
+    (("storage.roots={/mnt/../etc}",), ("storage.roots", "not")),
     (("storage.kind=s3",), ("storage.s3.url", "s3://bucket/prefix")),
     (("storage.kind=s3", "storage.s3.url=s3://"), ("storage.s3.url", "pattern")),
     (("storage.kind=s3", "storage.s3.url=https://bucket.example"), ("storage.s3.url", "pattern")),

@@ -93,9 +93,12 @@ def test_an_idle_group_stays_at_zero(tmp_path: Path) -> None:
 
 def test_an_upgrade_keeps_the_generated_passwords(tmp_path: Path) -> None:
     first = render(DEFAULTS)
-    secret = first.one("Secret")
-    again = against(tmp_path, DEFAULTS, secret.document, live_cluster())
-    assert again.one("Secret").at("data") == secret.at("data")
+    secrets = first.all("Secret")
+    again = against(tmp_path, DEFAULTS, *(secret.document for secret in secrets), live_cluster())
+    assert {secret.name: secret.at("data") for secret in again.all("Secret")} == {
+        secret.name: secret.at("data") for secret in secrets
+    }
+    assert len(secrets) == 2, "of Redis and of access"
     for pod in first.lasting_pods:
         later = next(other_pod for other_pod in again.lasting_pods if other_pod.component == pod.component)
         assert later.document == pod.document, f"{pod} would be replaced by an upgrade that changes nothing"

@@ -24,6 +24,7 @@ from tests.helm.cases import (
     REWARDED,
     ROLES,
     SELECTED_PEERS,
+    TRACKED,
 )
 from tests.helm.network import Endpoint, Policy, allowed, let_in, let_out, matches
 from tests.helm.rendering import NAMESPACE, Case, PodTemplate, render
@@ -32,12 +33,30 @@ DNS, HTTPS, REDIS, GCS, DASHBOARD, API, NODE, FREE = 53, 443, 6379, 6379, 8265, 
 FUNCTIONS, OF_REWARDS, OF_FUNCTIONS = 8480, 8443, 5432
 API_SERVERS = frozenset({443, 6443, 8443, 16443})
 """The ports on which API servers listen: clouds and kubeadm, minikube, MicroK8s."""
-STORE, REDIS_TLS, MIRROR = 9000, 6380, 8444
+STORE, REDIS_TLS, MIRROR, TRACKER = 9000, 6380, 8444, 5000
 OPEN_TO_RAY = RAY | {16443}
 """With a port between the first and the last port of Ray's workers."""
 PROBED = (
     frozenset(
-        {DNS, GCS, REDIS, REDIS_TLS, DASHBOARD, API, NODE, FREE, STORE, MIRROR, 22, 8080, 9399, 9500, 10001, 20000}
+        {
+            DNS,
+            GCS,
+            REDIS,
+            REDIS_TLS,
+            DASHBOARD,
+            API,
+            NODE,
+            FREE,
+            STORE,
+            MIRROR,
+            TRACKER,
+            22,
+            8080,
+            9399,
+            9500,
+            10001,
+            20000,
+        }
     )
     | {FUNCTIONS, OF_REWARDS, OF_FUNCTIONS}
     | RAY
@@ -135,6 +154,7 @@ EXPECTED: list[tuple[Case, Arrows, Arrows]] = [
     (MONITORED, joined(ALWAYS, OWN_REDIS), ANYWHERE),
     (OBJECT_STORE, joined(ALWAYS, OWN_REDIS), joined(ANYWHERE, by_address(KEEPING_FILES, STORE))),
     (HUB, joined(ALWAYS, OWN_REDIS), joined(ANYWHERE, by_address(("cpu",), MIRROR))),
+    (TRACKED, joined(ALWAYS, OWN_REDIS), joined(ANYWHERE, by_address(("cpu",), TRACKER, HTTPS))),
     (
         REWARDED,
         joined(

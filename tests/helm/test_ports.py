@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from services.api.app import create_app
+from tests.harness.api_access import ACCESS
 from tests.harness.each import each
 from tests.helm.cases import CASES, EVERYTHING, MONITORED, PUBLISHED
 from tests.helm.network import matches
@@ -25,7 +26,7 @@ SIDECARS = ("autoscaler",)
 def routes() -> frozenset[str]:
     """The paths that the API answers."""
     without_redis: Any = None  # no route is called here
-    return frozenset(str(getattr(route, "path", "")) for route in create_app(without_redis).routes)
+    return frozenset(str(getattr(route, "path", "")) for route in create_app(without_redis, ACCESS).routes)
 
 
 def target(container: Container, port: str | int) -> int:

@@ -95,7 +95,7 @@ def without_bounds(rendering: Rendering) -> list[Document]:
             for group in document["spec"]["workerGroupSpecs"]:
                 for field in ("minReplicas", "maxReplicas", "replicas"):
                     group.pop(field)
-        if manifest.name != f"{FULLNAME}-bounds":
+        if manifest.kind != "Secret" and manifest.name != f"{FULLNAME}-bounds":  # without a cluster, tokens are new
             found.append(document)
     return found
 

@@ -9,7 +9,7 @@ import base64
 import re
 
 from tests.harness.each import each
-from tests.helm.cases import CASES, DEFAULTS, GROUPS, HUB, OBJECT_STORE_BY_ROLE, SENTINELS
+from tests.helm.cases import CASES, DEFAULTS, GROUPS, HUB, OBJECT_STORE_BY_ROLE, SENTINELS, TRACKED
 from tests.helm.rendering import Case, Rendering, render
 
 TELLING = re.compile(r"PASSWORD|SECRET|TOKEN|CREDENTIAL|PRIVATE|ACCESS_KEY", re.IGNORECASE)
@@ -48,7 +48,8 @@ def generated(rendering: Rendering) -> set[str]:
 def test_generated_passwords_are_long_and_only_in_secrets() -> None:
     rendering = render(DEFAULTS)
     passwords = generated(rendering)
-    assert len(passwords) == 2
+    # Two passwords of Redis, three tokens of the API, and the access file, which has the tokens' digests only.
+    assert len(passwords) == 6
     assert all(len(password) >= 24 for password in passwords)
     for manifest in rendering.manifests:
         if manifest.kind != "Secret":
@@ -126,6 +127,22 @@ def test_the_clouds_role_reaches_only_pods_that_store_files() -> None:
     }
     holding = {pod.component for pod in rendering.pods if pod.spec["serviceAccountName"] in accounts}
     assert holding == {"head", "cpu", "rollout", "learner"}
+
+
+def test_only_cpu_pods_have_what_trackers_need() -> None:
+    keys = {"WANDB_API_KEY", "MLFLOW_TRACKING_TOKEN", "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"}
+    known = {*keys, "MLFLOW_TRACKING_URI", "WANDB_BASE_URL"}
+    for case, given in ((TRACKED, known - {"WANDB_BASE_URL"}), (DEFAULTS, set())):
+        for component in ("api", *GROUPS):
+            env = render(case).pod(component).main.env
+            assert known & env.keys() == (given if component == "cpu" else set()), (case, component)
+    env = render(TRACKED).pod("cpu").main.env
+    for key in keys:
+        wanted = {"name": "own-trackers", "key": key, "optional": True}
+        assert env[key]["valueFrom"]["secretKeyRef"] == wanted
+    assert env["MLFLOW_TRACKING_URI"]["value"] == "http://mlflow.example.org:5000"
+    reused = DEFAULTS.but({"tracking": None, "networkPolicy": {"tracking": None}})
+    assert render(reused).pod("cpu").main.env == render(DEFAULTS).pod("cpu").main.env
 
 
 def test_only_preparation_has_the_hubs_token_and_address() -> None:

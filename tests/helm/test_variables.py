@@ -15,12 +15,16 @@ EVERYWHERE = {
     "PENSTOCK_REDIS_PASSWORD_FILE",
     "PENSTOCK_HOST",
     "PENSTOCK_LOG_LEVEL",
+    "PENSTOCK_ROOTS",
 }
 IN_RAY_PODS = EVERYWHERE | {"PENSTOCK_RUNS", "PENSTOCK_METRICS_PORTS"}
 AGREED = IN_RAY_PODS | {
     "PENSTOCK_REDIS_CA_FILE",
     "PENSTOCK_REDIS_SENTINEL_PASSWORD_FILE",
     "PENSTOCK_STORE",
+    "PENSTOCK_ACCESS",
+    "PENSTOCK_HOSTS",
+    "PENSTOCK_PROXIES",
     "PENSTOCK_BOUNDS",
     "PENSTOCK_EXPIRE_ENDED_S",
     "PENSTOCK_REWARD_HOSTS",
@@ -69,6 +73,20 @@ def test_options_set_their_variables_and_no_others() -> None:
     for name, case in table.items():
         assert name in render(case).pod("learner").main.env, name
         assert name not in render(DEFAULTS).pod("learner").main.env, name
+
+
+def test_every_process_knows_which_files_recipes_may_name() -> None:
+    bucket = OBJECT_STORE.values["storage"]["s3"]["url"]
+    more = {"storage": {"roots": ["/mnt/data", "s3://shared/models"]}}
+    table = (
+        (DEFAULTS, "/var/lib/penstock"),
+        (DEFAULTS.but(more), "/var/lib/penstock,/mnt/data,s3://shared/models"),
+        (OBJECT_STORE, bucket),
+        (OBJECT_STORE.but(more), f"{bucket},/mnt/data,s3://shared/models"),
+    )
+    for case, roots in table:
+        for component in ("api", *GROUPS):
+            assert render(case).pod(component).main.env["PENSTOCK_ROOTS"]["value"] == roots, (case, component)
 
 
 def test_the_controller_is_told_when_runs_expire() -> None:

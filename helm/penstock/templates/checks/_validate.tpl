@@ -166,5 +166,13 @@
 {{- $faults = append $faults "networkPolicy.clients: [] is not valid: expected the peers of the Ingress controller, which otherwise cannot reach the API" -}}
 {{- end -}}
 {{- end -}}
+{{- with .Values.api.access.oidc -}}
+{{- if and .issuer (empty .audience) -}}
+{{- $faults = append $faults "api.access.oidc.audience: \"\" is not valid: expected the audience of the issuer's tokens, because api.access.oidc.issuer is set" -}}
+{{- end -}}
+{{- if and .issuer (empty .groups) -}}
+{{- $faults = append $faults "api.access.oidc.groups: {} is not valid: expected the roles of a group, because api.access.oidc.issuer is set" -}}
+{{- end -}}
+{{- end -}}
 {{ toJson $faults }}
 {{- end }}

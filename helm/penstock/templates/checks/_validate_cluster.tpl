@@ -41,6 +41,10 @@
 {{- if $hub.enabled -}}
 {{- $_ := set $wanted "hub.existingSecret" (dict "name" ($hub.existingSecret | default "") "keys" (list "HF_TOKEN")) -}}
 {{- end -}}
+{{- $tracking := .Values.tracking | default dict -}}
+{{- if $tracking.enabled -}}
+{{- $_ := set $wanted "tracking.existingSecret" (dict "name" ($tracking.existingSecret | default "") "keys" list "source" "WANDB_API_KEY") -}}
+{{- end -}}
 {{- if .Values.api.ingress.enabled -}}
 {{- $_ := set $wanted "api.ingress.tlsSecret" (dict "name" .Values.api.ingress.tlsSecret "keys" (list "tls.crt" "tls.key") "kind" "tls") -}}
 {{- end -}}

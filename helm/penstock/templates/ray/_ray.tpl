@@ -68,6 +68,7 @@ dashboard-host: {{ .root.Values.ray.dashboard | ternary "0.0.0.0" "127.0.0.1" | 
 {{- end }}
 {{- if eq .role "cpu" }}
 {{- include "penstock.hub.env" (dict "root" .root "own" $own) }}
+{{- include "penstock.tracking.env" (dict "root" .root "own" $own) }}
 {{- end }}
 {{- if hasPrefix "verifier" .role }}
 {{ include "penstock.rewards.env" . }}

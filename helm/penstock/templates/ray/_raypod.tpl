@@ -25,6 +25,9 @@ metadata:
     {{- if and (eq .role "cpu") (dig "enabled" false ($root.Values.hub | default dict)) $root.Values.hub.existingSecret }}
     checksum/hub-auth: {{ include "penstock.hub.checksum" $root }}
     {{- end }}
+    {{- if and (eq .role "cpu") (dig "enabled" false ($root.Values.tracking | default dict)) $root.Values.tracking.existingSecret }}
+    checksum/tracking-auth: {{ include "penstock.tracking.checksum" $root }}
+    {{- end }}
     {{- if eq .role "verifier" }}
     {{- include "penstock.rewards.checksums" $root | nindent 4 }}
     {{- end }}

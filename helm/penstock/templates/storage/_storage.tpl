@@ -44,6 +44,7 @@
 {{- /* (dict "root" $ "role" "cpu") */ -}}
 - name: PENSTOCK_RUNS
   value: /var/lib/penstock
+{{ include "penstock.storage.roots" .root }}
 {{- $storage := .root.Values.storage }}
 {{- if and (eq $storage.kind "s3") (has .role (include "penstock.storage.roles" .root | fromJsonArray)) }}
 {{- with $storage.s3 }}
@@ -67,6 +68,14 @@
 {{- end }}
 {{- end }}
 {{- end }}
+{{- end }}
+
+{{- define "penstock.storage.roots" -}}
+{{- /* Below which folders and addresses recipes may name files: also for the API, which mounts no storage. An upgrade
+       that reuses the values of an older release has no `roots`. */ -}}
+{{- $own := ternary "/var/lib/penstock" .Values.storage.s3.url (eq .Values.storage.kind "claim") -}}
+- name: PENSTOCK_ROOTS
+  value: {{ prepend (.Values.storage.roots | default list) $own | join "," | quote }}
 {{- end }}
 
 {{- define "penstock.storage.checksum" -}}
