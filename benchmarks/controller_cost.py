@@ -55,6 +55,9 @@ class IdleCluster:
     async def scale_rollout(self, run: str, replicas: int) -> None:
         """See Cluster."""
 
+    async def scale_verifier(self, run: str, replicas: int) -> None:
+        """See Cluster."""
+
     async def faults(self, run: str, ready: Collection[tuple[str, int]]) -> list[str]:
         """See Cluster."""
         return []
@@ -66,6 +69,10 @@ class IdleCluster:
     async def shortage(self, record: RunRecord) -> str | None:
         """See Cluster."""
         return None
+
+    async def fits_alone(self, record: RunRecord) -> bool:
+        """See Cluster."""
+        return True
 
     async def stop(self, run: str, deadline_s: float) -> None:
         """See Cluster."""

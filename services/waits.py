@@ -1,18 +1,23 @@
-"""Owns the waits of this process: each has a name, a start and a deadline.
+"""Owns waiting: the waits of this process, each with a name, a start and a deadline; and the end of tasks that wait.
 
-Must not end a wait, which its caller does, nor report one, which the heartbeat does.
+Must not end a wait, which its caller does, nor report one, which the heartbeat does, nor hide an error of a task.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import math
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from services.contracts import Wait
+
+log = logging.getLogger(__name__)
 
 REDIS_MEMORY = "redis-memory"
 """The name of a wait for memory in Redis; in a replica: for room for a finished response."""
@@ -20,6 +25,8 @@ SHOWN_AFTER_S = 1.0
 """A shorter wait is not published."""
 LONG_AFTER_S = 45.0
 """A wait that is not idle is reported after this time, so that a lack of progress is visible within a minute."""
+CANCELLED_S = 30.0
+"""How long cancelled tasks may take to end."""
 
 
 _OFFSET_S = time.time() - time.monotonic()
@@ -112,3 +119,31 @@ def describe_wait(process: str, wait: Wait, now: float) -> str:
         f"{process}: waits for {wait.waits_for} ({wait.name}) for {max(0.0, now - wait.since):.0f} s "
         f"of at most {wait.deadline_s:g} s"
     )
+
+
+def cancellation_requested() -> bool:
+    """Whether this task was cancelled, even if the CancelledError was lost.
+
+    For loops inside a TaskGroup, which cancels its tasks only once and would wait for one that never ends.
+    """
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+async def cancel_and_wait(*tasks: asyncio.Task[Any]) -> None:
+    """Cancel tasks until all have ended; errors other than the cancellation are logged.
+
+    One cancellation is not enough: up to Python 3.11 `asyncio.wait_for`, through which redis-py sends commands, loses a
+    cancellation that arrives when its wait has finished. Raises TimeoutError after 30 s, naming the remaining tasks.
+    """
+    pending = {task for task in tasks if not task.done()}
+    ends = time.monotonic() + CANCELLED_S
+    while pending:
+        for task in pending:
+            task.cancel()
+        _, pending = await asyncio.wait(pending, timeout=0.2)
+        if pending and time.monotonic() > ends:
+            raise TimeoutError(f"not ended within {CANCELLED_S:g} s: {', '.join(task.get_name() for task in pending)}")
+    for task in tasks:
+        if not task.cancelled() and (error := task.exception()):
+            log.error("%s ended with %s: %s", task.get_name(), type(error).__name__, error)

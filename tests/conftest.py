@@ -24,6 +24,13 @@ from tests.harness.servers.redis_servers import embedded_server
 from tests.harness.servers.s3_server import BUCKET, S3Server
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# Tests name files in folders of their own, and places that no machine has: what is missing there is not checked.
+MISSING_ROOTS = "/model,/m,/models,/none,/no,/nowhere,/data,/data2,/rows.jsonl,/more.jsonl,/x.jsonl,/nowhere.jsonl"
+os.environ.setdefault(
+    "PENSTOCK_ROOTS",
+    f"{tempfile.gettempdir()},{Path(__file__).parents[1]},{MISSING_ROOTS},"
+    f"s3://{BUCKET},s3://bucket,s3://org,s3://no-such-bucket",
+)
 # The same examples each time, on a machine of any speed; pytest-timeout bounds each test.
 hypothesis.settings.register_profile("tests", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("tests")

@@ -10,10 +10,10 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequen
 from contextlib import aclosing
 from typing import Any, NamedTuple, Protocol
 
-from services.cancellation import cancel_and_wait
 from services.contracts import Lane, SandboxFault
 from services.settings.rewards.kinds import PythonReward
 from services.settings.rewards.reward import Reward, RewardError, parse_text
+from services.waits import cancel_and_wait
 from verifier.combination import combined
 from verifier.sandbox.finding import Finding, finding_of, no_judgement
 from verifier.sandbox.pool import Sandbox

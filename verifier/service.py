@@ -15,7 +15,6 @@ from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from contextlib import aclosing
 from typing import NamedTuple
 
-from services.cancellation import cancellation_requested
 from services.contracts import Lane, Prompt, Sample, SampleResult, Task, Verdict
 from services.metrics import DAMAGED_PAYLOADS, FAULTS, MESSAGES, VERDICT_SECONDS
 from services.process import Context, collect_garbage_rarely
@@ -28,6 +27,7 @@ from services.streams.state.group_state import Effect, GroupTransitions, dead_le
 from services.streams.state.rewards.judge_budget import SharedBudget
 from services.streams.state.rewards.reward_files import read_reward_files
 from services.streams.state.rewards.unknown import JudgedResponse, UnknownVerdicts
+from services.waits import cancellation_requested
 from verifier.judging import RewardJudges, reward_of, sees_prompt
 from verifier.outside import outside_judges
 from verifier.prctl import deny_inspection

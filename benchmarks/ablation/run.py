@@ -11,13 +11,16 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 from benchmarks.ablation.variants import SEEDS, VARIANTS, Variant, recipe
-from deploy.cli.client import Api
-from deploy.cli.common import EXIT_INTERRUPTED, cancel_unfinished, cancelled_on_interrupt, follow
-from deploy.cli.terminal import print_line
+from deploy.cli.common import open_api
 from deploy.local.stack import LocalStack
+from penstock_client.answers import as_json
+from penstock_client.cli.following.follow import cancel_unfinished, cancelled_on_interrupt, follow
+from penstock_client.cli.reporting import EXIT_INTERRUPTED
+from penstock_client.cli.terminal import print_line
+from penstock_client.client import Client
+from penstock_client.models import RolloutStep, Run
 
 RESULTS = Path(__file__).with_name("results")
 KEPT = (
@@ -54,7 +57,7 @@ def main() -> int:
     stack = LocalStack(arguments.runs, port=arguments.port, report=print_line)
     stack.check(recipe(*missing[0]))
     try:
-        with stack, Api(stack.api) as api:
+        with stack, open_api(stack.api) as api:
             cancel_unfinished(api, "ablation")
             return int(not run_all(stack, api, missing, time.monotonic() + arguments.minutes * 60))
     except KeyboardInterrupt as signal:
@@ -62,7 +65,7 @@ def main() -> int:
         return EXIT_INTERRUPTED
 
 
-def run_all(stack: LocalStack, api: Api, missing: list[tuple[Variant, int]], ends: float) -> bool:
+def run_all(stack: LocalStack, api: Client, missing: list[tuple[Variant, int]], ends: float) -> bool:
     """Run one after the other, starting none after `ends` (monotonic clock). Returns whether all that ran succeeded."""
     succeeded = True
     for variant, seed in missing:
@@ -78,27 +81,27 @@ def result_file(variant: Variant, seed: int) -> Path:
     return RESULTS / variant.name / f"{seed}.json"
 
 
-def run(stack: LocalStack, api: Api, variant: Variant, seed: int) -> bool:
+def run(stack: LocalStack, api: Client, variant: Variant, seed: int) -> bool:
     """Run one variant and seed to its end. Returns whether it succeeded; a result is written only then."""
     wanted = recipe(variant, seed)
-    name = str(api.submit(wanted.model_dump(mode="json"))["id"])
+    name = api.submit(wanted.model_dump(mode="json")).id
     with cancelled_on_interrupt(api, name):
         view, steps = follow(api, name, stack.check_alive)
-    if view["state"] != "succeeded":
-        print(f"{name} {view['state']}: {view['reason']}; the next start retries it", file=sys.stderr, flush=True)
+    if view.state != "succeeded":
+        print(f"{name} {view.state}: {view.reason}; the next start retries it", file=sys.stderr, flush=True)
         return False
     write_result(variant, seed, view, steps)
     return True
 
 
-def write_result(variant: Variant, seed: int, view: dict[str, Any], steps: list[dict[str, Any]]) -> None:
+def write_result(variant: Variant, seed: int, view: Run, steps: list[RolloutStep]) -> None:
     """Store what the report needs, completely or not at all."""
     result = {
         "variant": variant.name,
         "seed": seed,
-        "summary": view["summary"],
-        "evaluations": view["evaluations"],
-        "steps": [{"step": step["step"], **{name: step["metrics"].get(name) for name in KEPT}} for step in steps],
+        "summary": view.summary,
+        "evaluations": [as_json(evaluation) for evaluation in view.evaluations],
+        "steps": [{"step": step.step, **{name: step.metrics.get(name) for name in KEPT}} for step in steps],
     }
     path = result_file(variant, seed)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -17,10 +17,12 @@ from typing import Any
 import yaml
 
 from benchmarks.ablation.variants import BASE
-from deploy.cli.client import Api
-from deploy.cli.common import cancel_unfinished, cancelled_on_interrupt, follow
-from deploy.cli.terminal import print_line
+from deploy.cli.common import open_api
 from deploy.local.stack import LocalStack
+from penstock_client.answers import as_json
+from penstock_client.cli.following.follow import cancel_unfinished, cancelled_on_interrupt, follow
+from penstock_client.cli.terminal import print_line
+from penstock_client.client import Client
 from services.settings import Recipe, parse_recipe
 
 RESULTS = Path(__file__).with_name("results")
@@ -56,16 +58,16 @@ def runs(seeds: int) -> Iterator[tuple[str, int, Path]]:
             yield algorithm, seed, RESULTS / f"{algorithm}-{seed}.json"
 
 
-def run(stack: LocalStack, api: Api, algorithm: str, seed: int, path: Path) -> None:
+def run(stack: LocalStack, api: Client, algorithm: str, seed: int, path: Path) -> None:
     """Run one recipe to its end and store its result. Raises SystemExit if it does not succeed."""
-    name = str(api.submit(recipe(algorithm, seed).model_dump(mode="json"))["id"])
+    name = api.submit(recipe(algorithm, seed).model_dump(mode="json")).id
     with cancelled_on_interrupt(api, name):
         view, steps = follow(api, name, stack.check_alive)
-    if view["state"] != "succeeded":
-        sys.exit(f"{name} {view['state']}: {view['reason']}")
+    if view.state != "succeeded":
+        sys.exit(f"{name} {view.state}: {view.reason}")
     result = {
-        "evaluations": view["evaluations"],
-        "steps": [{"step": step["step"], **{name: step["metrics"].get(name) for name in KEPT}} for step in steps],
+        "evaluations": [as_json(evaluation) for evaluation in view.evaluations],
+        "steps": [{"step": step.step, **{name: step.metrics.get(name) for name in KEPT}} for step in steps],
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")
@@ -118,7 +120,7 @@ def main() -> int:
     if missing:
         stack = LocalStack(arguments.runs, port=arguments.port, report=print_line)
         stack.check(recipe(*missing[0][:2]))
-        with stack, Api(stack.api) as api:
+        with stack, open_api(stack.api) as api:
             cancel_unfinished(api, "dapo")
             cancel_unfinished(api, "ppo")
             for algorithm, seed, path in missing:

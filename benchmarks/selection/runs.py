@@ -13,10 +13,11 @@ from typing import Any
 import yaml
 
 from benchmarks.ablation.variants import BASE
-from deploy.cli.client import Api
-from deploy.cli.common import cancelled_on_interrupt, follow
-from deploy.cli.terminal import print_line
+from deploy.cli.common import open_api
 from deploy.local.stack import LocalStack
+from penstock_client.cli.following.follow import cancelled_on_interrupt, follow
+from penstock_client.cli.terminal import print_line
+from penstock_client.models import RolloutStep
 from services.settings import Recipe, parse_recipe
 
 STRATEGIES: dict[str, dict[str, Any]] = {"uniform": {}, "boundary": {}, "screen": {"screen_samples": 2}}
@@ -36,9 +37,9 @@ def recipe(strategy: str, seed: int) -> Recipe:
     return parse_recipe(document | {"name": f"selection-{strategy}-{seed}", "seed": seed})
 
 
-def cost(steps: list[dict[str, Any]]) -> tuple[float, float, float]:
+def cost(steps: list[RolloutStep]) -> tuple[float, float, float]:
     """(response tokens judged, response tokens trained, groups that a screen ended) of a run."""
-    metrics = [step["metrics"] for step in steps]
+    metrics = [step.metrics for step in steps]
     judged = sum(step["response_tokens"] for step in metrics)
     ratios = [step.get("rollout_tokens_per_trained_token") for step in metrics]
     trained = sum(step["response_tokens"] / ratio for step, ratio in zip(metrics, ratios, strict=True) if ratio)
@@ -54,13 +55,13 @@ def main() -> int:
     options = parser.parse_args()
     stack = LocalStack(options.runs, port=options.port, report=print_line)
     lines = []
-    with stack, Api(stack.api) as api:
+    with stack, open_api(stack.api) as api:
         for strategy in STRATEGIES:
-            name = str(api.submit(recipe(strategy, options.seed).model_dump(mode="json"))["id"])
+            name = api.submit(recipe(strategy, options.seed).model_dump(mode="json")).id
             with cancelled_on_interrupt(api, name):
                 view, steps = follow(api, name, stack.check_alive)
-            if view["state"] != "succeeded":
-                print(f"{name} {view['state']}: {view['reason']}", file=sys.stderr)
+            if view.state != "succeeded":
+                print(f"{name} {view.state}: {view.reason}", file=sys.stderr)
                 return 1
             judged, trained, screened = cost(steps)
             lines.append(f"| {strategy} | {judged:.0f} | {trained:.0f} | {judged / trained:.2f} | {screened:.0f} |")

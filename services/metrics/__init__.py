@@ -101,6 +101,12 @@ EVALUATION_PROMPTS = Gauge(
     "penstock_evaluation_prompts", "Prompts of the last evaluation, answered or dropped.", ["run", "set", "result"]
 )
 
+# Trackers.
+TRACKED_ROWS = Counter(
+    "penstock_tracked_rows_total", "Rows that a sink of the tracker took, by kind.", ["run", "sink", "kind"]
+)
+TRACKING_FAILURES = Counter("penstock_tracking_failures_total", "Failures of a tracker's sink.", ["run", "sink"])
+
 # The API.
 API_SECONDS = Histogram(
     "penstock_api_request_seconds",

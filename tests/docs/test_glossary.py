@@ -12,6 +12,7 @@ from services.contracts.events import COMMON_PHASES, PHASES
 from services.metrics import families
 from services.settings import Recipe
 from services.streams.delivery.payloads import SamplePayload
+from tests.harness.api_access import ACCESS
 from tests.harness.documented_commands import COMMANDS
 
 ROOT = Path(__file__).parents[2]
@@ -39,7 +40,7 @@ def property_names(schema: Any) -> set[str]:
 def names() -> dict[str, set[str]]:
     """The names that users see, by area."""
     metrics = {name for family in families() for name in (family._name, *family._labelnames)}
-    openapi = create_app(None).openapi()  # type: ignore[arg-type]
+    openapi = create_app(None, ACCESS).openapi()  # type: ignore[arg-type]
     return {
         "metrics": metrics,
         "API": property_names(openapi["components"]),

@@ -14,7 +14,10 @@ import typer.main
 
 from deploy.cli.main import app
 
-COMMANDS: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+ROOT = typer.main.get_command(app)
+COMMANDS: dict[str, Any] = ROOT.commands  # type: ignore[attr-defined]
+OF_ALL = {flag for parameter in ROOT.params for flag in parameter.opts}
+"""The options before a command."""
 CONSOLE = re.compile(r"```console\n(.*?)```", re.S)
 INLINE = re.compile(r"`((?:penstock|kubectl|helm|curl|redis-cli) [^`]+)`")
 BETWEEN = frozenset({"|", "&", "&&", ";"})
@@ -58,6 +61,8 @@ def check_penstock(words: list[str], *, named: bool = False) -> None:
     `named`: options and arguments may be missing, as in a sentence that mentions a command.
     """
     command, (name, *rest) = " ".join(words), words[1:]
+    if name in OF_ALL:
+        return
     assert name in COMMANDS, f"{command}: no command {name}"
     node = COMMANDS[name]
     if hasattr(node, "commands"):

@@ -11,13 +11,13 @@ from contextlib import asynccontextmanager
 
 import numpy as np
 
-from services.cancellation import cancel_and_wait
 from services.contracts import Batch, CommittedPolicy, Lane, Sample, SampleFacts, StepRecord, Task, VersionSpan
 from services.streams.delivery.consumer import Consumer
 from services.streams.delivery.payloads import SamplePayload
 from services.streams.state.events import EventLog
 from services.streams.state.group_state import GroupTransitions, missing_samples
 from services.streams.state.policy_history import History
+from services.waits import cancel_and_wait
 
 DEADLINE_S = 150
 STALENESS = 3

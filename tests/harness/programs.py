@@ -19,6 +19,7 @@ import pytest
 PACKAGES = {
     "busybox": "busybox-static",
     "bwrap": "bubblewrap",
+    "chromium": "chromium",
     "dash": "dash",
     "openssl": "openssl",
     "prometheus": "prometheus",

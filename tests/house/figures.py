@@ -19,7 +19,7 @@ from tests.harness.servers.redis_servers import embedded_server
 from tests.house.cycles import import_cycles
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("services", "rollout", "verifier", "learner", "deploy")
+PACKAGES = ("services", "rollout", "verifier", "learner", "deploy", "penstock_client")
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 

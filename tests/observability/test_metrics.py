@@ -4,7 +4,6 @@ import ast
 import asyncio
 import re
 import socket
-import time
 import uuid
 
 import httpx
@@ -15,7 +14,7 @@ from redis.exceptions import NoPermissionError, ResponseError
 from services.api.app import create_app
 from services.contracts import COMMON_PHASES, PHASES, Cause, DeadLetter, Lane, ProcessInfo, RunState, Transition
 from services.controller.ended.known_runs import EndedRuns, KnownRuns
-from services.controller.run_metrics import ENDED_SHOWN_S, RunMetrics, RunStates
+from services.controller.run_metrics import RunMetrics, RunStates
 from services.metrics import AT_ZERO, PORTS, STREAMS, expose, families, forget, serve_metrics
 from services.metrics.tables import SETTINGS, STEP_METRICS, table_families
 from services.sampler.queue.maintenance import Maintenance
@@ -24,12 +23,12 @@ from services.settings.rewards.reward import parse_text
 from services.streams.connection.client import client
 from services.streams.delivery.consumer import Consumer
 from services.streams.keys import STREAM_READERS, RunKeys
-from services.streams.state.ended.standings import Standing
 from services.streams.state.events import EventLog
 from services.streams.state.group_state import GroupTransitions
 from services.streams.state.run_record import RunRecord
 from services.streams.state.runs import RunRecords
 from services.streams.state.stats import StreamFigures, stream_figures
+from tests.harness.api_access import ACCESS, HEADERS
 from tests.harness.free_ports import free_port
 from tests.harness.small_run import recipe_document, service_context
 from tests.observability.reading import ROOT
@@ -186,16 +185,16 @@ def record(run, state, at, **changes):
     return RunRecord(id=run, state=state, history=history, **{**known, **changes})
 
 
-def test_a_run_state_is_shown_until_an_hour_after_its_end(run_id):
+def test_a_run_state_is_shown_while_its_end_is_recent(run_id):
     states = RunStates()
-    ended = EndedRuns.of({run_id: Standing(RunState.FAILED, 5.0)})
-    states.show([record(run_id, RunState.RUNNING, 0.0)], EndedRuns.of({}), now=99_999.0)
+    counted = {RunState.FAILED: 1}
+    states.show([record(run_id, RunState.RUNNING, 0.0)], EndedRuns())
     assert sample("penstock_run_state", run=run_id, state="running") == 1
     assert sample("penstock_runs", state="running") == 1
-    states.show([], ended, now=5.0 + ENDED_SHOWN_S - 1)
+    states.show([], EndedRuns({run_id: RunState.FAILED}, counted))
     assert sample("penstock_run_state", run=run_id, state="running") is None
     assert sample("penstock_run_state", run=run_id, state="failed") == 1
-    states.show([], ended, now=5.0 + ENDED_SHOWN_S + 1)
+    states.show([], EndedRuns({}, counted))
     assert sample("penstock_run_state", run=run_id, state="failed") is None
     assert sample("penstock_runs", state="failed") == 1
 
@@ -313,7 +312,8 @@ async def test_the_sandbox_reports_why_it_did_not_judge():
 
 
 async def test_requests_are_timed_by_route_and_status(redis, run_id):
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(create_app(redis)), base_url="http://api") as client:
+    transport = httpx.ASGITransport(create_app(redis, ACCESS))
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost", headers=HEADERS) as client:
         for path in (f"/v1/runs/{run_id}", f"/nowhere/{uuid.uuid4()}", "/healthz", "/metrics"):
             await client.get(path)
         page = (await client.get("/metrics")).text
@@ -328,6 +328,6 @@ async def test_the_state_of_a_failed_run_is_shown(redis, run_id):
     transitions = await GroupTransitions.fenced(redis, RunKeys(run_id), "controller")
     await records.transition(run_id, RunState.FAILED, "for the test", transitions.fence)
     known, states = KnownRuns(redis, records), RunStates()
-    states.show(await known.look(), known.ended, time.time())
+    states.show(await known.look(), known.ended)
     assert sample("penstock_run_state", run=run_id, state="failed") == 1
-    states.show([], EndedRuns.of({}), time.time())
+    states.show([], EndedRuns())

@@ -11,6 +11,7 @@ import httpx
 import pytest
 import yaml
 
+from services.api.access.local_token import read_token, token_path
 from services.metrics.tables import step_gauge
 from tests.harness.free_ports import free_port
 from tests.harness.programs import needed
@@ -56,6 +57,7 @@ class Prometheus:
         for discovery in job["http_sd_configs"]:
             discovery["url"] = discovery["url"].replace(":8470", f":{api_port}")
             discovery["refresh_interval"] = "1s"
+        (folder / "token").write_text(read_token(token_path(api_port)))
         config = folder / "prometheus.yml"
         config.write_text(yaml.safe_dump(document))
         port = free_port()

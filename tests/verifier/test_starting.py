@@ -8,10 +8,10 @@ from contextlib import contextmanager
 
 import pytest
 
-from services.cancellation import cancel_and_wait
 from services.contracts import Lane
 from services.streams.delivery.consumer import Consumer
 from services.streams.keys import RunKeys
+from services.waits import cancel_and_wait
 from tests.harness.small_run import recipe_document, service_context
 from tests.harness.stubs.verifier import StubSandbox
 from tests.services.driven import DrivenRun

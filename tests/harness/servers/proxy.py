@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from services.cancellation import cancel_and_wait
+from services.waits import cancel_and_wait
 
 CHUNK = 65536
 

@@ -22,6 +22,7 @@ from services.process import configure_logging
 from services.settings import resource_requests
 from services.streams.connection.client import connect
 from services.streams.state.run_record import RunRecord
+from tests.harness.api_access import ACCESS
 
 WANTED = ".wanted"
 """The folder with one file per started run: how many processes of each service it wants."""
@@ -79,6 +80,10 @@ class WrittenCluster:
         """Want another number of replicas."""
         self._write(run, json.loads(self._path(run).read_text()) | {"rollout": replicas})
 
+    async def scale_verifier(self, run: str, replicas: int) -> None:
+        """Want another number of verifiers."""
+        self._write(run, json.loads(self._path(run).read_text()) | {"verifier": replicas})
+
     async def faults(self, run: str, ready: Collection[HostPid]) -> list[str]:
         """The stack replaces what dies, however often."""
         return []
@@ -90,6 +95,10 @@ class WrittenCluster:
     async def shortage(self, record: RunRecord) -> str | None:
         """There is always room."""
         return None
+
+    async def fits_alone(self, record: RunRecord) -> bool:
+        """There is always room."""
+        return True
 
     async def stop(self, run: str, deadline_s: float) -> None:
         """Want nothing, and wait until the stack has stopped everything."""
@@ -110,7 +119,7 @@ async def serve(redis_url: str, port: int, runs: Path) -> None:
     try:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(Controller(redis, WrittenCluster(runs), runs).run(stopping))
-            tasks.create_task(serve_api(redis, "127.0.0.1", port, stopping))
+            tasks.create_task(serve_api(redis, ACCESS, "127.0.0.1", port, stopping))
     finally:
         await redis.aclose()
 

@@ -20,6 +20,7 @@ from typing import Any
 
 import httpx
 
+from tests.harness.api_access import HEADERS
 from tests.harness.free_ports import free_port
 from tests.harness.stack import StackDownError, end_with_us, send
 
@@ -111,7 +112,7 @@ class StubStack:
         self.port = free_port()
         self.left: list[str] = []
         (self.folder / WANTED).mkdir(parents=True, exist_ok=True)
-        self.api = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=20)
+        self.api = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=20, headers=HEADERS)
         self._lock = threading.RLock()
         self._runs: dict[str, dict[str, Kept]] = {}
         self._closing = threading.Event()
