@@ -9,9 +9,12 @@ import httpx
 import pytest
 
 from services.api.app import create_app
+from services.api.guard.redis_deadline import DEADLINE_S
 from tests.harness.api_access import ACCESS, HEADERS
 
-ANSWERED_S = 5.0
+ANSWERED_S = 1.9 * DEADLINE_S
+"""On a busy machine; a request that waited for others would take twice the deadline, which leaves a second of the five."""
+assert DEADLINE_S <= 4
 READS = ["/v1/runs", "/v1/runs/x", "/v1/runs/x/metrics", "/v1/runs/x/events", "/readyz", "/v1/prometheus/targets"]
 CHANGES = [("POST", "/v1/runs/x/cancel"), ("PATCH", "/v1/runs/x/scale"), ("DELETE", "/v1/runs/x")]
 
@@ -55,7 +58,7 @@ async def test_more_requests_than_connections_wait_no_longer(hung):
     client, continue_redis = hung
     started = time.monotonic()
     answers = await asyncio.gather(*(client.get("/v1/runs/x") for _ in range(60)))
-    assert time.monotonic() - started < ANSWERED_S
+    assert time.monotonic() - started < ANSWERED_S, "some have waited for the others"
     assert {answer.status_code for answer in answers} == {503}
     continue_redis()
     assert {answer.status_code for answer in await asyncio.gather(*(client.get("/v1/runs") for _ in range(60)))} == {

@@ -34,8 +34,8 @@ export function Fields({ rules, entries, path, document, set, faults, value }) {
 function Field({ name, shape, now, set, fault, id }) {
   const common = { id, "aria-invalid": fault ? "true" : undefined, "aria-describedby": fault ? `${id}-fault` : undefined, title: shape.description };
   const hint = shape.default !== undefined && shape.default !== null ? String(typeof shape.default === "object" ? JSON.stringify(shape.default) : shape.default) : "";
-  return html`<label for=${id}>${name}${input(shape, now, set, common, hint)}
-    ${fault && html`<span class="fault" id=${`${id}-fault`}>${fault}</span>`}</label>`;
+  return html`<div class="field"><label for=${id}>${name}</label>${input(shape, now, set, common, hint)}
+    ${fault && html`<span class="fault" id=${`${id}-fault`}>${fault}</span>`}</div>`;
 }
 
 function input(shape, now, set, common, hint) {
