@@ -13,7 +13,7 @@ from services.api.guard.redis_deadline import DEADLINE_S
 from tests.harness.api_access import ACCESS, HEADERS
 
 ANSWERED_S = 1.9 * DEADLINE_S
-"""On a busy machine; a request that waited for others would take twice the deadline, which leaves a second of the five."""
+"""On a busy machine. A request that waited for others would take twice the deadline, which is below the five asked."""
 assert DEADLINE_S <= 4
 READS = ["/v1/runs", "/v1/runs/x", "/v1/runs/x/metrics", "/v1/runs/x/events", "/readyz", "/v1/prometheus/targets"]
 CHANGES = [("POST", "/v1/runs/x/cancel"), ("PATCH", "/v1/runs/x/scale"), ("DELETE", "/v1/runs/x")]
