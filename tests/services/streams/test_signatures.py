@@ -1,6 +1,7 @@
 """Calls of Redis functions pass each value by the name that the Lua source declares; any other name is rejected."""
 
 import ast
+import importlib
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,16 @@ def imports_from(tree, module):
     return {name.name for node in imports for name in node.names}
 
 
+def names_of(keywords, path):
+    """The names of the values of a call; `**TABLE` counts as the names in the module's table."""
+    for keyword in keywords:
+        if keyword.arg is None and isinstance(keyword.value, ast.Name) and keyword.value.id.isupper():
+            module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+            yield from getattr(importlib.import_module(module), keyword.value.id)
+        else:
+            yield keyword.arg
+
+
 def python_calls():
     """Every call of a Redis function in the product: its file and line, the function, the names of all values."""
     for package in ("services", "rollout", "verifier", "learner", "deploy"):
@@ -46,7 +57,7 @@ def python_calls():
             for node in ast.walk(tree):
                 if not isinstance(node, ast.Call):
                     continue
-                place, names = f"{path.name}:{node.lineno}", [keyword.arg for keyword in node.keywords]
+                place, names = f"{path.name}:{node.lineno}", list(names_of(node.keywords, path))
                 if isinstance(node.func, ast.Name) and node.func.id in direct:
                     if path == OWNERSHIP and None in names:
                         continue  # RoleOwner's call passes on what its callers give it
