@@ -104,7 +104,7 @@ def test_a_row_names_its_own_verifier() -> None:
     ("bad", "expected"),
     [
         ("{", "row 2: not JSON"),
-        ("[1]", "row 2: [1] is not valid: expected an object"),
+        ("[1]", "row 2: it is a list, which is not valid: expected an object"),
         ('{"response": "x"}', "row 2: field 'answer': missing"),
         ('{"response": "x", "answer": null}', "row 2: field 'answer': null is not valid: expected text or a number"),
         ('{"answer": "x"}', "row 2: field 'response': missing"),
