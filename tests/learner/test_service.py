@@ -17,7 +17,7 @@ from learner.archive import RunArchive
 from learner.checkpoint.manager import Checkpoints
 from learner.recovery.start import batch_digest
 from learner.service import LearnerService
-from services.contracts import BEFORE
+from services.contracts import BEFORE, Lane
 from services.metrics.tables import STEP_METRICS
 from services.process import ServiceThread
 from services.streams.keys import RunKeys
@@ -116,6 +116,8 @@ async def check_records(redis: Any, keys: RunKeys) -> None:
     # All of it is in the archive; no checkpoint is needed.
     assert await redis.xlen(keys.batches) == 0
     assert await redis.exists(keys.payload("v0g0", 0)) == 1, "it stays until the sampler has archived the group"
+    waiting = await redis.lrange(keys.lane(Lane.TRAIN).unarchived, 0, -1)
+    assert sorted(waiting) == sorted(keys.group(name).encode() for step in steps for name in step.groups)
     assert await redis.hget(keys.group("v0g0"), "state") == b"trained"
     ends = time.monotonic() + 15
     while left := await live_processes(redis, keys.run):  # a heartbeat that was not deleted expires

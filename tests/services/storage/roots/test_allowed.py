@@ -175,8 +175,8 @@ def test_a_laptop_allows_home_working_folder_and_buckets(tmp_path: Path, monkeyp
     home, here = tmp_path / "home", tmp_path / "work"
     for folder in (home / ".ssh", here):
         folder.mkdir(parents=True)
-    monkeypatch.delenv("PENSTOCK_ROOTS", raising=False)
-    monkeypatch.delenv("PENSTOCK_STORE", raising=False)
+    for name in ("PENSTOCK_ROOTS", "PENSTOCK_RUNS", "PENSTOCK_STORE"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.chdir(here)
     roots = load_roots()
