@@ -173,6 +173,7 @@ def test_generated_prompts_need_no_trial() -> None:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
+        ({"path": "absent.jsonl"}, "data.path: "),
         ({"path": "absent.jsonl"}, "/absent.jsonl' is not valid: expected a file that exists"),
         ({"verifier": "absent"}, "data.verifier: 'absent' is not valid"),
         ({"held_out": 3}, "data.train + data.held_out: 4 is not valid: expected at most 3"),

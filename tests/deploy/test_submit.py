@@ -102,6 +102,7 @@ asyncio.run(end(*sys.argv[1:]))
 """
 
 
+@pytest.mark.slow
 def test_a_run_that_takes_too_long_is_cancelled(gateway: LateGateway, recipe: Path, run_id: str) -> None:
     gateway.start()
     gateway.until_ready()  # the timeout below covers the run only

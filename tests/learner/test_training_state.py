@@ -80,6 +80,7 @@ def test_one_rank_continues_as_if_it_had_not_stopped(
     check_continuation(tiny_model, tmp_path, stage, dtype, alone)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("stage", "dtype"),
     [

@@ -155,9 +155,9 @@ def test_ctrl_c_is_130() -> None:
 
 
 def connected(process: subprocess.Popen[str]) -> None:
-    """Wait until a process has a connection."""
+    """Wait until a process has a connection that its server has accepted."""
     ends = time.monotonic() + 30
-    while not psutil.Process(process.pid).net_connections("tcp"):
+    while psutil.CONN_ESTABLISHED not in {found.status for found in psutil.Process(process.pid).net_connections("tcp")}:
         assert time.monotonic() < ends, "the command does not connect"
         time.sleep(0.05)
 

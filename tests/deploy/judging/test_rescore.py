@@ -102,6 +102,7 @@ def two_steps(run: WrittenRun) -> None:
     run.step(2, {3: [(r"\boxed{6}", UNKNOWN), (r"\boxed{7}", UNKNOWN), ("no idea", {})]}, rank=1)
 
 
+@pytest.mark.slow
 def test_changes_are_shown_per_step(written: Callable[..., WrittenRun], tmp_path: Path) -> None:
     run = written()
     two_steps(run)
@@ -127,6 +128,7 @@ def test_changes_are_shown_per_step(written: Callable[..., WrittenRun], tmp_path
     assert changed[0]["response"] == r"\boxed{4}"
 
 
+@pytest.mark.slow
 def test_another_reward_with_a_file_judges(
     written: Callable[..., WrittenRun], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -158,6 +160,7 @@ def test_the_runs_own_files_judge(written: Callable[..., WrittenRun]) -> None:
     assert (status, lines[1].split()[3]) == (0, "0.000")
 
 
+@pytest.mark.slow
 def test_steps_are_chosen(written: Callable[..., WrittenRun]) -> None:
     run = written()
     two_steps(run)

@@ -223,6 +223,7 @@ async def shortage(event_log):
     return events_of(await event_log.events(), "redis-memory-short")
 
 
+@pytest.mark.slow
 async def test_a_run_that_can_free_nothing_goes_on_group_by_group(crowded, run_id):
     redis, fill = crowded
     document, keys = recipe_document("/none", limits={"rollout_steps": 2}), RunKeys(run_id)
@@ -310,6 +311,7 @@ async def test_an_evaluation_dispatches_only_what_fits(crowded, run_id):
             await until(lambda: dispatched(len(PROMPTS)), evaluating, "the remaining prompts")
 
 
+@pytest.mark.slow
 async def test_groups_give_way_to_the_last_evaluation(crowded, run_id):
     """What was dispatched in advance is of no use once training has ended."""
     redis, fill = crowded

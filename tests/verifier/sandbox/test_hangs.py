@@ -103,6 +103,7 @@ async def test_a_sleeping_text_ends_at_the_bound_on_the_clock():
         assert found.reason == f"no judgement within {0.05 * WALL_FACTOR:g} s"
 
 
+@pytest.mark.slow
 async def test_more_hangs_than_may_be_beside_the_others():
     hangs = [(EVALUATED, Candidate(SLEEPING, {}))] * (MOST_SLOW + 4)
     with Sandbox(2, 0.2, program=PROGRAM) as sandbox:
@@ -122,6 +123,7 @@ async def test_texts_that_waited_for_room_are_judged():
     assert {each.answer for each in found.values()} == {"done"}
 
 
+@pytest.mark.slow
 async def test_being_stopped_for_others_costs_no_time(monkeypatch):
     monkeypatch.setattr(lane, "WALL_FACTOR", 4.0)
     texts = [(HOSTILE, Candidate(BUSY, {"seconds": 0.3}))] * 20
