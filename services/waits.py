@@ -54,6 +54,8 @@ class Waits:
         self._clock = clock
         self._lock = threading.Lock()
         self._open: dict[str, _Open] = {}
+        self._idle_s = 0.0
+        self._idle_since: float | None = None
 
     def pending(self, name: str, waits_for: str, deadline_s: float, idle: bool = False) -> None:
         """Start a wait of at most `deadline_s` seconds; an open one of that name keeps its start.
@@ -62,11 +64,13 @@ class Waits:
         """
         with self._lock:
             self._start(name, waits_for, deadline_s, idle)
+            self._note_idle()
 
     def done(self, name: str) -> None:
         """End the wait of that name, if there is one."""
         with self._lock:
             self._open.pop(name, None)
+            self._note_idle()
 
     @contextmanager
     def on(self, name: str, waits_for: str, deadline_s: float, idle: bool = False) -> Iterator[None]:
@@ -74,6 +78,7 @@ class Waits:
         with self._lock:
             held = self._start(name, waits_for, deadline_s, idle)
             held.holders += 1
+            self._note_idle()
         try:
             yield
         finally:
@@ -81,6 +86,7 @@ class Waits:
                 held.holders -= 1
                 if held.holders == 0 and self._open.get(name) is held:
                     del self._open[name]
+                    self._note_idle()
 
     def current(self, now: float) -> tuple[Wait, ...]:
         """The waits that have lasted SHOWN_AFTER_S seconds at `now` (`steady_time`), oldest first."""
@@ -88,6 +94,11 @@ class Waits:
             waits = [held.wait for held in self._open.values()]
         shown = (wait for wait in waits if now - wait.since >= SHOWN_AFTER_S)
         return tuple(sorted(shown, key=lambda wait: wait.since))
+
+    def idle_s(self, now: float) -> float:
+        """For how long this process had nothing to do until `now`: all its waits, at least one, were for work."""
+        with self._lock:
+            return self._idle_s + (0.0 if self._idle_since is None else max(0.0, now - self._idle_since))
 
     def news(self, now: float) -> list[tuple[str, Wait]]:
         """The waits that passed their deadline ("stalled") or became long ("waiting") since the last call."""
@@ -111,6 +122,14 @@ class Waits:
             held = self._open[name] = _Open(wait)
         held.wait = wait
         return held
+
+    def _note_idle(self) -> None:
+        idle = bool(self._open) and all(held.wait.idle for held in self._open.values())
+        if idle == (self._idle_since is not None):
+            return
+        now = self._clock()
+        self._idle_s += 0.0 if self._idle_since is None else now - self._idle_since
+        self._idle_since = now if idle else None
 
 
 def describe_wait(process: str, wait: Wait, now: float) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from learner.model.fit import host_memory
 from learner.model.memory import free_on_host
-from services.settings import ExpiryError, Recipe, load_expiry
+from services.settings import ExpiryError, PricesError, Recipe, load_expiry, load_prices
 from services.storage.folders import contents
 from services.storage.hub.address import is_hub
 from services.storage.places import is_remote, parse_address
@@ -55,6 +55,20 @@ def check_expiry() -> None:
         load_expiry()
     except ExpiryError as error:
         raise StackError(str(error)) from None
+
+
+def check_prices() -> None:
+    """Raises StackError when PENSTOCK_PRICES cannot be used."""
+    try:
+        load_prices()
+    except PricesError as error:
+        raise StackError(str(error)) from None
+
+
+def check_environment() -> None:
+    """Raises StackError for a variable of the operator's that the controller cannot use."""
+    check_expiry()
+    check_prices()
 
 
 def check_port(host: str, port: int) -> None:

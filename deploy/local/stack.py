@@ -28,7 +28,7 @@ from deploy.hosting.environment import head_environment
 from deploy.local.api_token import ApiToken
 from deploy.local.preflight import (
     StackError,
-    check_expiry,
+    check_environment,
     check_folder,
     check_memory,
     check_model,
@@ -134,7 +134,7 @@ class LocalStack:
 
     def check(self, recipe: Recipe | None = None) -> None:
         """Run the preflight checks. Raises StackError or RedisUnavailableError with one line."""
-        check_expiry()
+        check_environment()
         check_port(*self._address)
         check_folder(self.runs)
         if recipe is not None:

@@ -37,6 +37,7 @@ from services.contracts.results import SampleResult, SandboxFault, TaskResult, V
 from services.contracts.runs import (
     REWARD_DIGESTS,
     Closing,
+    EditedValue,
     HostPid,
     ProcessInfo,
     RewardDigests,
@@ -81,6 +82,7 @@ __all__ = [
     "CommittedPolicy",
     "Count",
     "DeadLetter",
+    "EditedValue",
     "EvaluationCounts",
     "EvaluationRecord",
     "Event",

@@ -51,6 +51,7 @@ class EvaluationRecord(Message):
     answered, `newest_version` the newest. `accuracy` is avg@k, `majority` maj@k, k = `samples_per_prompt`. `score` is
     the mean score, `rewards` that of each named reward; None and empty in records of older releases, or without a known
     verdict. `unknown` verdicts count nowhere; `dropped` prompts got no answer (too long, or dead-lettered).
+    `response_tokens`: of all responses together; 0 in records of older releases.
     """
 
     kind: Literal["evaluation"] = "evaluation"
@@ -71,6 +72,7 @@ class EvaluationRecord(Message):
     score_standard_error: float | None = None
     rewards: dict[str, float] = Field(default_factory=dict)
     response_length: float | None = None
+    response_tokens: int = 0
     truncated_share: float | None = None
     unknown: int
     dropped: int = 0

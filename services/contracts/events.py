@@ -17,6 +17,7 @@ PHASES: dict[str, tuple[str, ...]] = {
     "controller": (
         "adopted",
         "archived",
+        "budget-spent",
         "closing-failed",
         "downloaded",
         "expired",
@@ -35,6 +36,7 @@ PHASES: dict[str, tuple[str, ...]] = {
         "service-ready",
         "starting-services",
         "summary-not-stored",
+        "tuning",
     ),
     "sampler": (
         "archive-failed",

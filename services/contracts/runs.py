@@ -78,6 +78,10 @@ class Transition(Value):
     reason: str
 
 
+EditedValue: TypeAlias = int | float | str | None
+"""A setting's value in an edit; None: no bound."""
+
+
 class RunEdit(Value):
     """A change of a run's settings in flight: by whom, when (Unix seconds), after which committed rollout step.
 
@@ -87,7 +91,7 @@ class RunEdit(Value):
     by: str
     at: float
     step: int
-    changes: dict[str, tuple[int | float, int | float]]
+    changes: dict[str, tuple[EditedValue, EditedValue]]
 
 
 class Wait(Value):
@@ -114,7 +118,7 @@ HostPid: TypeAlias = tuple[str, int]
 class ProcessInfo(Value):
     """A live process, as its heartbeat publishes it; `metrics` is host:port of its /metrics page.
 
-    `library`: the Redis functions that it calls.
+    `library`: the Redis functions that it calls. `idle_s`: how long it has had nothing to do; None of older releases.
     """
 
     id: str
@@ -129,6 +133,7 @@ class ProcessInfo(Value):
     started_at: float = 0.0
     waits: tuple[Wait, ...] = ()
     library: str = ""
+    idle_s: float | None = None
 
     @property
     def host_pid(self) -> HostPid:

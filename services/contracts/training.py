@@ -130,6 +130,8 @@ class StepRecord(Message):
     digest of the version's weights, `batch_digest` that of the batch as it was archived. `epoch` and `owner`: of the
     learner that trained it, which names the files of its batch. Records of older releases have 0 and "" instead.
     `learning_rate`: learner.learning_rate as it was then, before any warm-up; None in records of older releases.
+    `optimizer_step_of`: for each of `groups` the number of the optimizer step that trained it, from 1 on; None if its
+    mini-batch had no response to train. () in records of older releases.
     """
 
     kind: Literal["step"] = "step"
@@ -150,6 +152,7 @@ class StepRecord(Message):
     epoch: int = 0
     owner: str = ""
     learning_rate: float | None = None
+    optimizer_step_of: tuple[int | None, ...] = ()
 
     @property
     def fence(self) -> Fence:

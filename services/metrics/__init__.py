@@ -31,6 +31,21 @@ RUN_STATE = Gauge("penstock_run_state", "1 for the run's state, until an hour af
 PROCESSES = Gauge("penstock_processes", "Live processes of a run.", ["run", "service", "state"])
 REPLICAS_DESIRED = Gauge("penstock_replicas_desired", "Ready processes that a run should have.", ["run", "service"])
 
+LEDGER_TOKENS = Gauge("penstock_ledger_tokens", "Response tokens of a run, by use.", ["run", "use"])
+GPU_SECONDS = Gauge("penstock_gpu_seconds", "GPU time that a run was charged, by use.", ["run", "use"])
+COST = Gauge("penstock_cost", "What a run has cost, in a currency.", ["run", "currency"])
+
+# Tuning.
+TUNING_DECISIONS = Counter(
+    "penstock_tuning_decisions_total", "Decisions of tuning, by what they move.", ["run", "knob", "direction", "mode"]
+)
+TUNING_IDLE = Gauge(
+    "penstock_tuning_idle_ratio", "Share of the time that the learner waited for batches, as tuning measured.", ["run"]
+)
+TUNING_IDLE_TARGET = Gauge("penstock_tuning_idle_target_ratio", "Target of that share.", ["run"])
+TUNING_STALENESS = Gauge("penstock_tuning_staleness_steps", "Mean staleness, as tuning measured.", ["run"])
+TUNING_STALENESS_TARGET = Gauge("penstock_tuning_staleness_target_steps", "Target of that mean.", ["run"])
+
 # Every process of a run.
 _WAIT = ["run", "service", "wait"]
 WAIT_SECONDS = Gauge("penstock_wait_seconds", "How long a process has been waiting, by reason.", _WAIT)

@@ -14,6 +14,7 @@ from services.contracts import reward_names
 
 _STEP_METRICS = {
     "accuracy": ("accuracy_ratio", "Correct responses, of all with a known verdict, before filtering."),
+    "batch_wait_seconds": ("batch_wait_seconds", "Time that the learner waited for the batch."),
     "capped_share": ("capped_ratio", "Trained tokens whose importance weight was capped."),
     "clip_high_share": ("clip_high_ratio", "Trained tokens clipped at the upper bound."),
     "clip_low_share": ("clip_low_ratio", "Trained tokens clipped at the lower bound."),

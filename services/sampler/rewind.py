@@ -115,12 +115,14 @@ async def _snapshot(context: Context, step: int) -> SamplerSnapshot | None:
 async def _delete_evaluations(context: Context, rewind: Rewind, step: int) -> None:
     """Delete the evaluations after `step`, finished or in flight, because other weights will answer them."""
     redis, keys = context.redis, context.keys
-    entries = []
+    entries, kept_tokens = [], 0
     for entry, record in await read_all(redis, keys, keys.evaluations, EvaluationRecord):
         number = record.name.removeprefix(STEP)
         if record.name == AFTER or (number.isdigit() and int(number) > step):
             entries.append(entry)
-    await rewind.delete_evaluations(entries)
+        else:
+            kept_tokens += record.response_tokens
+    await rewind.delete_evaluations(entries, kept_tokens)
 
 
 async def _open_groups(context: Context) -> list[ReopenedGroup]:

@@ -15,7 +15,8 @@ from services.settings.cluster_limits import (
     resource_requests,
 )
 from services.settings.data import HELD_OUT, DataSettings, EvaluationSet, SourceSettings
-from services.settings.expiry import ExpiryError, load_expiry
+from services.settings.operator.expiry import ExpiryError, load_expiry
+from services.settings.operator.prices import Prices, PricesError, load_prices
 from services.settings.presets import PRESETS
 from services.settings.recipe import Recipe, RecipeError, check_files, check_trackers, load_recipe, parse_recipe
 from services.settings.sections import (
@@ -39,6 +40,8 @@ __all__ = [
     "LearnerSettings",
     "LimitsSettings",
     "ModelSettings",
+    "Prices",
+    "PricesError",
     "Recipe",
     "RecipeError",
     "ResourceRequest",
@@ -51,6 +54,7 @@ __all__ = [
     "check_trackers",
     "load_cluster_limits",
     "load_expiry",
+    "load_prices",
     "load_recipe",
     "parse_recipe",
     "resource_requests",

@@ -13,7 +13,7 @@ import yaml
 from pydantic import Field, ValidationError, model_validator
 
 from services.settings.algorithm.section import AlgorithmSettings
-from services.settings.base import Section
+from services.settings.base import Section, storable_faults
 from services.settings.data import HELD_OUT, DataSettings, EvaluationSettings, SourceSettings
 from services.settings.devices import architecture_faults, broadcast_faults, rank_faults, replica_faults
 from services.settings.engines import schedule_fault
@@ -28,6 +28,7 @@ from services.settings.sections import (
     ModelSettings,
     RolloutSettings,
     TrackingSettings,
+    TuningSettings,
     VerifierSettings,
     WeightsSettings,
 )
@@ -66,6 +67,7 @@ class Recipe(Section):
     limits: LimitsSettings
     evaluation: EvaluationSettings = EvaluationSettings()
     tracking: TrackingSettings = TrackingSettings()
+    tuning: TuningSettings = TuningSettings()
 
     @model_validator(mode="after")
     def _fits_together(self) -> Recipe:
@@ -73,6 +75,7 @@ class Recipe(Section):
         self._check_lengths()
         self._check_dynamic_sampling()
         self._check_rewards()
+        self._check_tuning()
         if not self.data.held_out and not self.evaluation.sets:
             expected = "at least 1 without evaluation.sets, so that there is a set to evaluate"
             raise ValueError(invalid("data.held_out", 0, expected))
@@ -131,6 +134,34 @@ class Recipe(Section):
             _resolved(f"verifier.rewards.{name}", Reward("", name=name), names)
         for section, source in self.data_sources.items():
             _resolved(f"{section}.verifier", parse_reward(source.verifier), names)
+
+    def _check_tuning(self) -> None:
+        """Each knob starts within its bounds. Staleness 0 cannot change in flight."""
+        tuning, limits = self.tuning, self.limits
+        knobs = {
+            "replicas": ("rollout.replicas", self.rollout.replicas),
+            "inflight_groups": ("limits.max_inflight_groups", limits.max_inflight_groups),
+            "max_staleness": ("limits.max_staleness", limits.max_staleness),
+        }
+        for name, (field, value) in knobs.items():
+            bounds = getattr(tuning, name) if tuning.mode != "off" else None
+            if bounds and not bounds[0] <= value <= bounds[1]:
+                expected = f"{bounds[0]} to {bounds[1]}, the bounds of tuning.{name}, or tuning.mode = 'off'"
+                raise ValueError(invalid(field, value, expected))
+
+    @property
+    def at_most(self) -> Recipe:
+        """The recipe with the largest values that tuning may give it: what its plan and its quota have to hold."""
+        if self.tuning.mode != "on":
+            return self
+        limits = {"max_inflight_groups": self.tuning.inflight_groups, "max_staleness": self.tuning.max_staleness}
+        most = {name: bounds[1] for name, bounds in limits.items() if bounds}
+        return self.model_copy(update={"limits": self.limits.model_copy(update=most)})
+
+    def most_replicas(self, replicas: int) -> int:
+        """The largest number of rollout replicas that tuning may give a run which has `replicas`."""
+        bounds = self.tuning.replicas if self.tuning.mode == "on" else None
+        return max(replicas, bounds[1]) if bounds else replicas
 
     @property
     def reward_names(self) -> RewardNames:
@@ -273,7 +304,8 @@ def _resolved(field: str, reward: Reward, names: RewardNames) -> Reward:
         raise ValueError(f"{field}{str(error).removeprefix('verifier')}") from None
 
 
-def _fault(error: dict[str, Any]) -> str:
+def fault_line(error: dict[str, Any]) -> str:
+    """One of pydantic's errors about a recipe, as one line: field, value, what is expected."""
     where = ".".join(str(part) for part in error["loc"])
     if error["type"] == "extra_forbidden":
         return invalid(where, error["input"], "a known field; `penstock validate --schema` lists them")
@@ -296,8 +328,9 @@ def parse_recipe(document: Any) -> Recipe:
     try:
         recipe = Recipe.model_validate(with_preset(document))
     except ValidationError as error:
-        raise RecipeError("\n".join(_fault(dict(fault)) for fault in error.errors())) from None
-    if faults := recipe.device_faults + recipe.sampling_faults + function_faults(recipe.stated_rewards):
+        raise RecipeError("\n".join(fault_line(dict(fault)) for fault in error.errors())) from None
+    faults = [*storable_faults(document), *recipe.device_faults, *recipe.sampling_faults]
+    if faults := faults + function_faults(recipe.stated_rewards):
         raise RecipeError("\n".join(faults))
     return recipe
 

@@ -8,7 +8,16 @@ from __future__ import annotations
 from importlib.util import find_spec
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationInfo,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from services.contracts import MOST_TOP_K
 from services.settings.base import Positive, Seconds, Section
@@ -190,11 +199,16 @@ class WeightsSettings(Section):
     timeout_s: Seconds = 60.0
 
 
+MOST_BUDGET = 1e9
+
+
 class LimitsSettings(Section):
     """The length of a run, and how far generation may run ahead of learning. With 0 rollout steps it only evaluates.
 
     `response_tokens` is a budget (null: none). The first batch that is published once that many response tokens have
     been generated for training, kept or not, is the last.
+    `budget` (in the currency of the platform's prices) and `gpu_hours` bound what the run's processes may reserve
+    altogether (null: no bound). A run that has spent one of them fails; it can be resumed with a larger one.
     `max_logprob_difference` (nats; null: by the dtypes) is the largest mean absolute difference per token between the
     log-probs of the learner and those of a rollout replica, on tokens for which both used the same weights. A rollout
     step above it is reported as `logprobs-differ`.
@@ -204,6 +218,8 @@ class LimitsSettings(Section):
 
     rollout_steps: Annotated[int, Field(ge=0)]
     response_tokens: Positive | None = None
+    budget: Annotated[float, Field(gt=0, le=MOST_BUDGET)] | None = None
+    gpu_hours: Annotated[float, Field(gt=0, le=MOST_BUDGET)] | None = None
     groups_per_step: Positive = 8
     max_staleness: Annotated[int, Field(ge=0)] = 1
     max_inflight_groups: Positive = 64
@@ -213,6 +229,49 @@ class LimitsSettings(Section):
     max_logprob_difference: Annotated[float, Field(gt=0)] | None = None
     startup_timeout_s: Seconds = 600.0
     stall_timeout_s: Seconds = 600.0
+
+
+def _yaml_switch(value: Any) -> Any:
+    """YAML reads `on` and `off` as true and false."""
+    return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
+
+
+TuningMode = Annotated[Literal["off", "report", "on"], BeforeValidator(_yaml_switch)]
+
+
+class TuningSettings(Section):
+    """How the controller tunes a run (docs/operations/tuning.md). `mode`: `report` only tells what `on` would do.
+
+    `idle_share`: the learner's share of the time spent waiting for batches, `staleness`: the mean staleness of the
+    trained groups in rollout steps; neither is to be exceeded. `replicas`, `inflight_groups`, `max_staleness`: between
+    which values rollout.replicas, limits.max_inflight_groups and limits.max_staleness move, as [least, most]; null:
+    that one stays. `cool_down_steps`: the rollout steps that are measured between two decisions.
+    """
+
+    mode: TuningMode = "off"
+    idle_share: Annotated[float, Field(gt=0, lt=1)] = 0.05
+    staleness: Annotated[float, Field(ge=0)] = 1.0
+    replicas: tuple[Positive, Positive] | None = None
+    inflight_groups: tuple[Positive, Positive] | None = None
+    max_staleness: tuple[Positive, Positive] | None = None
+    cool_down_steps: Annotated[int, Field(ge=1, le=1000)] = 4
+
+    @field_validator("replicas", "inflight_groups", "max_staleness", mode="before")
+    @classmethod
+    def _least_and_most(cls, given: Any, info: ValidationInfo) -> Any:
+        numbers = list(given) if isinstance(given, (list, tuple)) else []
+        whole = all(type(number) is int and number > 0 for number in numbers)
+        if given is not None and not (len(numbers) == 2 and whole and numbers[0] <= numbers[1]):
+            expected = "null, or [least, most]: two whole numbers from 1, the first at most the second"
+            raise ValueError(invalid(str(info.field_name), given, expected))
+        return given
+
+    @model_validator(mode="after")
+    def _has_something_to_move(self) -> TuningSettings:
+        if self.mode != "off" and self.replicas is self.inflight_groups is self.max_staleness is None:
+            expected = "off, or [least, most] for one of replicas, inflight_groups and max_staleness"
+            raise ValueError(invalid("mode", self.mode, expected))
+        return self
 
 
 class TensorBoardSettings(Section):

@@ -25,6 +25,8 @@ UNCLOSED_RUNS = "penstock:unclosed"
 ANY_WORD = "*"
 DELETED_RUNS = "penstock:deleted"
 """The runs that were deleted last: a controller that was frozen meanwhile must not take them for lost."""
+PROJECTS = "penstock:ledgers"
+"""The projects that have a ledger; they keep it when their runs are deleted."""
 EVALUATION_GROUP = "e."
 """The prefix of the ids of evaluation groups; ids of training groups never start with it."""
 STREAM_READERS = {"tasks": "rollout", "samples": "verifier", "verdicts": "sampler"}
@@ -40,6 +42,11 @@ def run_list(project: str = ANY_WORD, word: str = ANY_WORD) -> str:
     this release does not know.
     """
     return RUNS if project == word == ANY_WORD else f"{RUNS}:{project}/{word}"
+
+
+def project_ledger(project: str) -> str:
+    """The key of what all runs of a project used together."""
+    return f"penstock:ledger:{project}"
 
 
 def words(found: Iterable[str]) -> str:
@@ -101,6 +108,7 @@ class LaneKeys:
     released = _Key()
     unarchived = _Key()
     bare = _Key("unarchived-bare")
+    tokens_in_flight = _Key()
 
     def key(self, name: str) -> str:
         """The key called `name` in this lane."""
@@ -127,6 +135,8 @@ class RunKeys:
     posteriors = _Key()
     starved = _Key()
     checkpoints = _Key()
+    step_tokens = _Key()
+    ledger = _Key()
     weight_plans = _Key()
     weight_acks = _Key()
     manifest = _Key("weight-manifest")

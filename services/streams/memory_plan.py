@@ -23,6 +23,7 @@ async def compare_plan(redis: Redis, records: RunRecords, run: str, recipe: Reci
     used, limit = await memory_use(redis)
     if not limit:
         return []
+    recipe = recipe.at_most
     plan = footprint(recipe)
     _refuse_above(recipe, plan, limit)
     told = []
@@ -43,7 +44,7 @@ async def compare_plan(redis: Redis, records: RunRecords, run: str, recipe: Reci
         )
     active = [record for record in await records.active() if not record.state.ended and not record.problem]
     others = [record for record in active if record.id != run]
-    together = plan.total + sum(footprint(record.recipe).total for record in others)
+    together = plan.total + sum(footprint(record.recipe.at_most).total for record in others)
     if together > limit:
         told.append(
             f"together with the plans of {len(others)} runs that have not ended, this run's is {_mib(together)} of "
@@ -59,7 +60,7 @@ async def compare_loaded(redis: Redis, recipe: Recipe, train: int | None, sets: 
     """
     _, limit = await memory_use(redis)
     if limit and footprint(recipe).unsized:
-        whole = with_prompts(recipe, train, sets)
+        whole = with_prompts(recipe.at_most, train, sets)
         _refuse_above(whole, footprint(whole), limit)
 
 
@@ -69,7 +70,9 @@ def _refuse_above(recipe: Recipe, plan: Footprint, limit: int) -> None:
     most = most_inflight_groups(recipe, limit)
     expected = f"at most {most}" if most else "a recipe with a smaller plan, as no valid number of groups fits"
     reason = f"{_need(plan)}, and its maxmemory is {_mib(limit)} (`penstock plan` prints the parts)"
-    raise RecipeError(invalid("limits.max_inflight_groups", recipe.limits.max_inflight_groups, f"{expected}; {reason}"))
+    tuned = recipe.tuning.mode == "on" and recipe.tuning.inflight_groups
+    field = "tuning.inflight_groups" if tuned else "limits.max_inflight_groups"
+    raise RecipeError(invalid(field, recipe.limits.max_inflight_groups, f"{expected}; {reason}"))
 
 
 def _need(plan: Footprint) -> str:

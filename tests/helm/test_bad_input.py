@@ -204,6 +204,8 @@ REFUSED: list[tuple[Set, tuple[str, ...]]] = [
     (("ray.objectStoreMiB=10",), ("ray.objectStoreMiB", "80")),
     (("logLevel=CHATTY",), ("logLevel", "DEBUG")),
     (("head.expireEndedSeconds=-1",), ("head.expireEndedSeconds", "0")),
+    (("prices.currency=dollar",), ("prices.currency", "pattern")),
+    (("prices.gpuHour=-1",), ("prices.gpuHour", "0")),
     # Names that the chart itself sets.
     (("commonLabels.app\\.kubernetes\\.io/name=x",), ("commonLabels",)),
     (("api.env[0].name=PENSTOCK_REDIS", "api.env[0].value=redis://u:p@h"), ("api.env",)),

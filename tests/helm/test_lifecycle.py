@@ -128,6 +128,7 @@ REWARDS_OPENED = {"rewardFunctions": {"egress": [{"to": [{"podSelector": {}}], "
 CONFIGURATION: list[tuple[str, dict[str, Any], set[str]]] = [
     ("image", PINNED.values["image"] and {"image": PINNED.values["image"]}, {"api", "head", *ROLES}),
     ("log level", {"logLevel": "DEBUG"}, {"api", "head", *ROLES}),
+    ("prices", {"prices": {"currency": "USD", "gpuHour": 2}}, {"api", "head"}),
     ("expiry of runs", {"head": {"expireEndedSeconds": 0}}, {"head"}),
     ("maximum of Redis", {"redis": {"maxMemoryMiB": 4096}}, {"redis"}),
     ("variable of all Ray pods", {"ray": {"env": [{"name": "A", "value": "b"}]}}, {"head", *ROLES}),

@@ -5,6 +5,9 @@ Must not check where secrets come from; test_secrets.py does.
 
 from __future__ import annotations
 
+import json
+
+from services.settings import Prices
 from tests.harness.each import each
 from tests.helm.cases import CASES, DEFAULTS, EXTERNAL_REDIS_TLS, GROUPS, METRICS, OBJECT_STORE, RAY, ROLES, SENTINELS
 from tests.helm.rendering import Case, render
@@ -27,6 +30,7 @@ AGREED = IN_RAY_PODS | {
     "PENSTOCK_PROXIES",
     "PENSTOCK_BOUNDS",
     "PENSTOCK_EXPIRE_ENDED_S",
+    "PENSTOCK_PRICES",
     "PENSTOCK_REWARD_HOSTS",
     "PENSTOCK_FUNCTIONS_URL",
     "PENSTOCK_FUNCTIONS_SECRET_FILE",
@@ -96,6 +100,23 @@ def test_the_controller_is_told_when_runs_expire() -> None:
         assert rendered.pod("head").main.env["PENSTOCK_EXPIRE_ENDED_S"]["value"] == text
         others = ("api", *(group for group in GROUPS if group != "head"))
         assert not any("PENSTOCK_EXPIRE_ENDED_S" in rendered.pod(other).main.env for other in others)
+
+
+def test_controller_and_api_know_the_same_prices() -> None:
+    table: tuple[tuple[dict[str, object], dict[str, object]], ...] = (
+        ({"currency": "USD", "gpuHour": 2.5, "cpuHour": 0.04}, {"currency": "USD", "gpu_hour": 2.5, "cpu_hour": 0.04}),
+        ({"currency": "USD", "gpuHour": "2.5"}, {"currency": "USD", "gpu_hour": 2.5, "cpu_hour": 0}),
+        ({"currency": "EUR", "gpuHour": 3}, {"currency": "EUR", "gpu_hour": 3, "cpu_hour": 0}),
+    )
+    for values, expected in table:
+        rendered = render(DEFAULTS.but({"prices": values}))
+        for component in ("api", "head"):
+            text = rendered.pod(component).main.env["PENSTOCK_PRICES"]["value"]
+            assert json.loads(text) == expected, component
+            assert Prices.model_validate_json(text).currency == expected["currency"]
+        assert "PENSTOCK_PRICES" not in rendered.pod("rollout").main.env
+    for component in ("api", "head"):
+        assert "PENSTOCK_PRICES" not in render(DEFAULTS).pod(component).main.env
 
 
 @each("role", ROLES)

@@ -24,14 +24,15 @@ from tests.services.sampler.judged import group_of, recipe
 
 UNITS = {
     *("seconds", "bytes", "ratio", "nats", "versions", "tokens", "tokens_per_second", "groups", "groups_per_step"),
-    *("batches", "entries", "events", "failures", "faults", "letters", "messages", "payloads", "processes", "prompts"),
-    *("rows", "runs", "samples", "sequences", "steps", "verdicts", "waits"),
+    *("batches", "decisions", "entries", "events", "failures", "faults", "letters", "messages", "payloads", "processes"),
+    *("prompts", "rows", "runs", "samples", "sequences", "steps", "verdicts", "waits"),
 }
 """The valid endings of a name: the unit of its values, or what they count."""
 WITHOUT_UNIT = {
     "penstock_run_state": "1 for one of several states",
     "penstock_policy_version": "a number that identifies a version",
     "penstock_starvation_level": "a level, 0 to 4",
+    "penstock_cost": "an amount of the currency that its label names",
     "penstock_replicas_desired": "counts replicas, as kube_deployment_spec_replicas and its status metrics do",
     "penstock_step_reward": "dimensionless, -2 to 1",
     "penstock_step_score": "dimensionless, 0 to 1, as verifiers define it",
@@ -48,7 +49,7 @@ FREE_LABELS = {"name", "metric", "setting", "unit", "le", "quantile", "job", "in
 """Labels that would put several units into one family, or that belong to Prometheus."""
 OF_THE_LEARNER = (
     *("loss", "gradient_norm", "learning_rate", "zero_advantage_share"),
-    *("skipped_optimizer_steps", "learning_seconds", "publish_seconds"),
+    *("skipped_optimizer_steps", "learning_seconds", "publish_seconds", "batch_wait_seconds"),
 )
 """In addition to those of learner.algorithm.loss; tests/learner/test_service.py compares with a real step."""
 

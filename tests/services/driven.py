@@ -20,6 +20,7 @@ from services.contracts import (
     GroupCounts,
     Lane,
     Message,
+    OptimizerStepRecord,
     Outcome,
     Prompt,
     Sample,
@@ -141,6 +142,7 @@ def record_of(batch: Batch, version: int, weights: str = "") -> StepRecord:
         step=batch.step,
         version=version,
         optimizer_steps=2,
+        optimizer=(OptimizerStepRecord(loss=0.25, gradient_norm=1.0, applied=True),) * 2,
         groups=tuple(group.group for group in batch.groups),
         metrics={},
         generation_started_at=1.0,
@@ -150,6 +152,7 @@ def record_of(batch: Batch, version: int, weights: str = "") -> StepRecord:
         prompts=tuple(group.prompt for group in batch.groups),
         staleness=tuple(group.staleness for group in batch.groups),
         weights=weights or f"w{batch.step}",
+        optimizer_step_of=tuple(at // 2 + 1 for at in range(len(batch.groups))),
     )
 
 

@@ -16,6 +16,7 @@ from services.storage.mirror import places_here
 from services.storage.removal import delete_run_files
 from services.streams.connection.client import Redis
 from services.streams.keys import RunKeys
+from services.streams.runs.ledger import close_ledger
 from services.streams.state.ended.cleanup import erase
 from services.streams.state.ended.closing import CLOSED, check_left, close_run, delete_record
 from services.streams.state.events import EventLog
@@ -78,6 +79,7 @@ class Closings:
 
     async def _delete(self, record: RunRecord) -> None:
         await self._check_place(record)
+        await close_ledger(self._redis, record, Closing.DELETING)
         # Redis first, because its memory is short before the store's is. The event of a failure is deleted next time.
         if not await erase(self._redis, RunKeys(record.id), Closing.DELETING):
             return
@@ -101,6 +103,7 @@ class Closings:
 
     async def _empty(self, record: RunRecord, closing: Closing) -> None:
         keys, closed = RunKeys(record.id), CLOSED[closing]
+        await close_ledger(self._redis, record, closing)
         if await erase(self._redis, keys, closing):
             ended = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(record.history[-1].at))
             text = f"{record.state.value} at {ended}: its groups are deleted, and it can no longer be resumed"

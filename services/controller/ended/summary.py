@@ -15,6 +15,8 @@ from services.contracts import AFTER, ALONE, BEFORE, EvaluationRecord
 from services.settings import HELD_OUT
 from services.streams.connection.client import Redis
 from services.streams.keys import RunKeys
+from services.streams.runs.ledger import read_ledger
+from services.streams.runs.uses import ledger_document
 from services.streams.state.events import EventLog
 from services.streams.state.group_counts import group_counts
 from services.streams.state.policy_history import read_policy
@@ -50,6 +52,7 @@ async def summarise(redis: Redis, record: RunRecord) -> dict[str, Any]:
         "policy_version": policy.version if policy else None,
         "groups": counts.model_dump(),
         "export_path": record.export_path,
+        "ledger": ledger_document(await read_ledger(redis, keys)),
     }
 
 

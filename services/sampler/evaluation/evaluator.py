@@ -98,7 +98,7 @@ def summarise(
     votes = over_questions([result.majority for result in results])
     scores = over_questions([result.score for result in results])
     known = [result.passes for result in results if result.passes]
-    responses = sum(result.responses for result in results)
+    responses, tokens = sum(result.responses for result in results), sum(result.response_tokens for result in results)
     pass_at = {k: over_questions([of_k[at] for of_k in known]) for at, k in enumerate(sizes(held_out.samples))}
     return EvaluationRecord(
         name=name,
@@ -119,7 +119,8 @@ def summarise(
         score=scores.value if scores else None,
         score_standard_error=scores.standard_error if scores else None,
         rewards=by_name(result.rewards for result in results),
-        response_length=sum(result.response_tokens for result in results) / responses if responses else None,
+        response_length=tokens / responses if responses else None,
+        response_tokens=tokens,
         truncated_share=sum(result.truncated for result in results) / responses if responses else None,
         unknown=sum(result.unknown for result in results),
         dropped=dropped,

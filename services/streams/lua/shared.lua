@@ -137,6 +137,46 @@ local function remember_version(policy_key, version, step, weights)
     'version_steps', cjson.encode(known))
 end
 
+-- A group is no longer in flight: its response tokens get another `use`. Replies with their number. `in_flight_key`: the
+-- tokens of each group in flight. They are not in the group's hash, because Redis may lose that alone.
+local function move_tokens(counters_key, in_flight_key, group, use)
+  local tokens = redis.call('HGET', in_flight_key, group)
+  if not tokens then return 0 end
+  redis.call('HDEL', in_flight_key, group)
+  redis.call('HINCRBY', counters_key, 'tokens_' .. use, tokens)
+  return tonumber(tokens)
+end
+
+-- All groups of a lane are no longer in flight: their tokens are discarded.
+local function discard_tokens(counters_key, in_flight_key)
+  for _, group in ipairs(redis.call('HKEYS', in_flight_key)) do
+    move_tokens(counters_key, in_flight_key, group, 'discarded')
+  end
+end
+
+-- Bring the tokens of a project in line with those of one of its runs, which may have fallen: `ledger_key` has what was
+-- added so far. One element per lane in both tables.
+local function add_tokens(ledger_key, project_key, counters_keys, in_flight_keys)
+  local totals = {['tokens.in_flight'] = 0}
+  for lane, counters_key in ipairs(counters_keys) do
+    local fields = redis.call('HGETALL', counters_key)
+    for place = 1, #fields, 2 do
+      local use = fields[place]:match('^tokens_(%l+)$')
+      if use then totals['tokens.' .. use] = (totals['tokens.' .. use] or 0) + tonumber(fields[place + 1]) end
+    end
+    for _, tokens in ipairs(redis.call('HVALS', in_flight_keys[lane])) do
+      totals['tokens.in_flight'] = totals['tokens.in_flight'] + tonumber(tokens)
+    end
+  end
+  for field, total in pairs(totals) do
+    local added = total - tonumber(redis.call('HGET', ledger_key, field) or '0')
+    if added ~= 0 then
+      redis.call('HINCRBY', project_key, field, string.format('%.0f', added))
+      redis.call('HSET', ledger_key, field, string.format('%.0f', total))
+    end
+  end
+end
+
 -- UNKNOWN: this run never dispatched the group, or its hash was deleted. OUTSIDE: the group has no such sample.
 local FRESH, LATE, UNKNOWN, OUTSIDE = 1, 0, -1, -2
 
@@ -173,7 +213,7 @@ local function forget_group(released_key, group_key, evaluated_ttl_s)
     redis.call('EXPIRE', group_key, evaluated_ttl_s)
   elseif state then
     redis.call('HSET', group_key, 'archive', 'done')
-    if state == 'trained' then redis.call('HDEL', group_key, 'task', 'trained_as') end
+    if state == 'trained' then redis.call('HDEL', group_key, 'task', 'trained_as', 'optimizer_step') end
     redis.call('RPUSH', released_key, group_key)
   end
 end

@@ -14,9 +14,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from services.contracts import RunEdit, RunState
+from services.contracts import EditedValue, RunEdit, RunState
 from services.settings import Recipe, RecipeError
-from services.settings.faults import explained, invalid
+from services.settings.faults import invalid
+from services.settings.recipe import fault_line
 from services.streams.connection.client import Redis
 from services.streams.keys import RunKeys
 from services.streams.state.policy_history import committed_step
@@ -24,14 +25,18 @@ from services.streams.state.run_record import LEARNING_RATE, RecordChange, RunRe
 from services.streams.state.runs import ACTIVE, RESUMABLE, RunRecords
 
 ROLLOUT, VERIFIERS = "rollout.replicas", "verifier.replicas"
+BUDGET, GPU_HOURS = "limits.budget", "limits.gpu_hours"
 PRIORITY, STALENESS = "priority", "limits.max_staleness"
+TUNING = "tuning.mode"
 EDITABLE: Mapping[str, str] = {
     LEARNING_RATE: "from the next rollout step that is trained",
     STALENESS: "at the sampler's next look, seconds later; 0 cannot become another value, nor another value 0",
     "limits.max_inflight_groups": "at the sampler's next look",
     "evaluation.every": "at the sampler's next look",
+    **dict.fromkeys((BUDGET, GPU_HOURS), "at the controller's next look; a run that spent it can then be resumed"),
     ROLLOUT: "at the controller's next look",
     VERIFIERS: "at the controller's next look",
+    TUNING: "at the controller's next look",
     PRIORITY: "while the run is queued",
 }
 """The settings that may change in flight, and when a change takes effect."""
@@ -47,12 +52,12 @@ class Edited:
     recipe: Recipe
     rollout_replicas: int
     priority: int
-    changes: Mapping[str, tuple[int | float, int | float]]
+    changes: Mapping[str, tuple[EditedValue, EditedValue]]
 
     @property
     def text(self) -> str:
         """What changes, for people."""
-        return ", ".join(f"{name} {old:g} -> {new:g}" for name, (old, new) in self.changes.items())
+        return ", ".join(f"{name} {_shown(old)} -> {_shown(new)}" for name, (old, new) in self.changes.items())
 
 
 def check_edit(record: RunRecord, wanted: Mapping[str, Any]) -> Edited:
@@ -90,6 +95,10 @@ def check_edit(record: RunRecord, wanted: Mapping[str, Any]) -> Edited:
     return Edited(new, replicas, priority, {name: pair for name, pair in changes.items() if pair[0] != pair[1]})
 
 
+def _shown(value: EditedValue) -> str:
+    return "null" if value is None else value if isinstance(value, str) else f"{value:g}"
+
+
 def _value(recipe: Recipe, name: str) -> Any:
     return None if name == PRIORITY else attrgetter(name)(recipe)
 
@@ -102,8 +111,7 @@ def _with(recipe: Recipe, values: Mapping[str, Any]) -> Recipe:
     try:
         new = Recipe.model_validate(document)
     except ValidationError as error:
-        faults = [(".".join(str(part) for part in fault["loc"]), dict(fault)) for fault in error.errors()]
-        raise RecipeError("\n".join(explained(where or "recipe", fault) for where, fault in faults)) from None
+        raise RecipeError("\n".join(fault_line(dict(fault)) for fault in error.errors())) from None
     before = {fault.partition(":")[0] for fault in recipe.device_faults + recipe.sampling_faults}
     found = [fault for fault in new.device_faults + new.sampling_faults if fault.partition(":")[0] not in before]
     if found:

@@ -36,9 +36,10 @@ class RemainsError(RuntimeError):
 
 
 class KeptFacts(Value):
-    """What a learner wrote down of the run; see learner.archive. `created_at`: None of an earlier release."""
+    """What a learner wrote of the run; see learner.archive. `project`, `created_at`: None of an earlier release."""
 
     run: str
+    project: str | None = None
     recipe: Recipe
     model_path: str
     created_at: float | None = None

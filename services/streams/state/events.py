@@ -1,6 +1,6 @@
 """Owns a run's log for users: events, step records, evaluations, dead letters.
 
-Must not be read to steer a run, except for dead letters and which evaluations are done.
+Must not be read to steer a run, except for dead letters, which evaluations are done, and new step records.
 """
 
 from __future__ import annotations
@@ -23,6 +23,10 @@ log = logging.getLogger(__name__)
 M = TypeVar("M", bound=Message)
 
 READ_AT_ONCE, LETTERS_SHOWN = 500, 200
+FEW = 8
+"""Records of steps that are read together where several were committed at almost the same time."""
+LAST_OF_MS = 2**64 - 1
+"""The highest number of an entry among those of one millisecond."""
 
 
 async def read_all(redis: Redis, keys: RunKeys, stream: str, model: type[M], after: str = "0-0") -> list[tuple[str, M]]:
@@ -41,6 +45,44 @@ async def read_newest(redis: Redis, keys: RunKeys, stream: str, model: type[M]) 
         before = f"({page[-1][0]}"
         for _, message in page:
             yield message
+
+
+async def read_step(redis: Redis, keys: RunKeys, step: int) -> StepRecord | None:
+    """The record of a rollout step, if Redis has it; costs little more in a run of many steps than in one of few.
+
+    The id of an entry is its time, and steps rise with it, because a rewind deletes the records of the steps that it
+    takes back. So the time in which the record may have been written is halved until it is found.
+    """
+    first = await tail_messages(redis, keys, keys.steps, StepRecord, "0-0", count=1)
+    last = await newest_messages(redis, keys, keys.steps, StepRecord, count=1)
+    if not first or not last:
+        return None
+    low, high = (_time(page[0][0]) for page in (first, last))
+    while high - low > 1:
+        middle = (low + high) // 2
+        page = await tail_messages(redis, keys, keys.steps, StepRecord, _before(middle), count=1)
+        if not page or page[0][1].step > step:
+            high = middle - 1
+        elif page[0][1].step == step:
+            return page[0][1]
+        else:
+            low = _time(page[0][0])
+    after = _before(low)
+    while page := await tail_messages(redis, keys, keys.steps, StepRecord, after, count=FEW):
+        if known := next((record for _, record in page if record.step >= step), None):
+            return known if known.step == step else None
+        after = page[-1][0]
+    return None
+
+
+def _time(entry: str) -> int:
+    """When an entry was written, in milliseconds: the first part of its id."""
+    return int(entry.partition("-")[0])
+
+
+def _before(time_ms: int) -> str:
+    """The last id that an entry could have before this time."""
+    return f"{time_ms - 1}-{LAST_OF_MS}"
 
 
 async def append_message(redis: Redis, keys: RunKeys, stream: str, message: Message, kept: int) -> None:

@@ -109,12 +109,16 @@ class GroupTransitions(RoleOwner):
             group_key=self._keys.group(group),
             samples_key=streams.samples,
             tasks_key=streams.tasks,
+            counters_key=streams.counters,
+            in_flight_key=streams.tokens_in_flight,
             payload_keys=[sample.facts.payload for sample, _ in samples],
             consumer_group=lease.consumer_group,
+            group=group,
             task_entry=lease.entry,
             wanted=wanted,
             index_list=[sample.index for sample, _ in samples],
             sample_list=[sample.model_dump_json() for sample, _ in samples],
+            token_count_list=[sample.facts.response_tokens for sample, _ in samples],
             payload_field_list=[part for _, body in samples for field in pack(body).items() for part in field],
         )
 
@@ -164,6 +168,7 @@ class GroupTransitions(RoleOwner):
             unarchived_key=streams.unarchived,
             tasks_key=streams.tasks,
             posteriors_key=self._keys.posteriors,
+            in_flight_key=streams.tokens_in_flight,
             fence=self.fence.token,
             consumer_group=verdicts[0][0].consumer_group if verdicts else "",
             group=group,
@@ -190,6 +195,7 @@ class GroupTransitions(RoleOwner):
             counters_key=streams.counters,
             pending_key=streams.pending,
             unarchived_key=streams.unarchived,
+            in_flight_key=streams.tokens_in_flight,
             group=group,
             release=release.value,
             samples=samples,
@@ -210,7 +216,10 @@ class GroupTransitions(RoleOwner):
             tasks_key=streams.tasks,
             samples_key=streams.samples,
             verdicts_key=streams.verdicts,
+            counters_key=streams.counters,
+            in_flight_key=streams.tokens_in_flight,
             payload_keys=self._payloads(group, samples),
+            group=group,
             reader_list=[STREAM_READERS[name] for name in ("tasks", "samples", "verdicts")],
         )
         return bool(withdrawn)

@@ -103,7 +103,8 @@ class Heartbeat:
         jumped_s = round(time.time() - now)  # readers compare with the clock as it is now
         waits = self._waits.current(now)
         shown = tuple(wait.model_copy(update={"since": wait.since + jumped_s}) for wait in waits)
-        self.info = self.info.model_copy(update={"waits": shown})
+        idle_s = round(self._waits.idle_s(now), 3)
+        self.info = self.info.model_copy(update={"waits": shown, "idle_s": idle_s})
         await call(
             self._redis,
             "heartbeat",

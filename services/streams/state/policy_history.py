@@ -129,12 +129,19 @@ class History(RoleOwner):
             raise ValueError(
                 f"staleness: {staleness} is not valid: expected one value per group ({len(record.groups)})"
             )
+        numbers = record.optimizer_step_of or (None,) * len(record.groups)
+        if len(numbers) != len(record.groups):
+            raise ValueError(
+                f"optimizer_step_of: {numbers} is not valid: expected one value per group ({len(record.groups)})"
+            )
         done = await self._call(
             "commit_step",
             policy_key=self._keys.policy,
             steps_key=self._keys.steps,
             counters_key=streams.counters,
             pending_key=streams.pending,
+            in_flight_key=streams.tokens_in_flight,
+            step_tokens_key=self._keys.step_tokens,
             group_keys=[self._keys.group(group) for group in record.groups],
             version=record.version,
             step=record.step,
@@ -143,6 +150,7 @@ class History(RoleOwner):
             batch_entry=entry,
             group_list=record.groups,
             staleness_list=staleness,
+            optimizer_step_list=["" if number is None else number for number in numbers],
         )
         if done == STEP_LOST:
             raise StateLostError(record.step - 1)

@@ -75,6 +75,8 @@ class Rewind(RoleOwner):
                 unarchived_key=self._streams.unarchived,
                 bare_key=self._streams.bare,
                 released_key=self._streams.released,
+                in_flight_key=self._streams.tokens_in_flight,
+                step_tokens_key=self._keys.step_tokens,
                 group_keys=[self._keys.group(group.name) for group in chunk],
                 payload_keys=[self._keys.payload(group.name, at) for group in chunk for at in range(group.samples)],
                 step=step if leaves else "",
@@ -116,11 +118,15 @@ class Rewind(RoleOwner):
             events_kept=EVENTS_KEPT,
         )
 
-    async def delete_evaluations(self, entries: Sequence[str]) -> None:
-        """Delete these evaluation records, and everything in flight on the evaluation lane."""
+    async def delete_evaluations(self, entries: Sequence[str], kept_tokens: int) -> None:
+        """Delete these evaluation records, and everything in flight on the evaluation lane.
+
+        `kept_tokens`: the response tokens of the evaluations that stay; those of all others are discarded.
+        """
         lane = self._keys.lane(Lane.EVALUATION)
         streams = [lane.tasks, lane.samples, lane.verdicts]
-        await self._delete([*streams, lane.counters, lane.pending, lane.released, lane.unarchived, lane.bare], entries)
+        lists = [lane.pending, lane.released, lane.unarchived, lane.bare]
+        await self._delete([*streams, *lists], entries, str(kept_tokens))
         # A sample whose payload stayed would count as published and never be drawn again. No other evaluation starts
         # meanwhile: the caller owns them.
         for pattern in (self._keys.group(f"{EVALUATION_GROUP}*"), self._keys.key(f"payload:{EVALUATION_GROUP}*")):
@@ -128,10 +134,14 @@ class Rewind(RoleOwner):
             for start in range(0, len(leftovers), KEYS_PER_CALL):
                 await self._delete(leftovers[start : start + KEYS_PER_CALL], [])
 
-    async def _delete(self, lane_keys: Sequence[str | bytes], entries: Sequence[str]) -> None:
+    async def _delete(self, lane_keys: Sequence[str | bytes], entries: Sequence[str], kept_tokens: str = "") -> None:
+        lane = self._keys.lane(Lane.EVALUATION)
         await self._call(
             "delete_evaluations",
             evaluations_key=self._keys.evaluations,
+            counters_key=lane.counters,
+            in_flight_key=lane.tokens_in_flight,
             lane_keys=list(lane_keys),
+            kept_tokens=kept_tokens,
             record_entry_list=list(entries),
         )

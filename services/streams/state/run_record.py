@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,6 +31,13 @@ SHOWN_CHARACTERS = 200
 LEARNING_RATE = "learner.learning_rate"
 DEFAULT_PROJECT = "default"
 """The project of a run that names none."""
+PROJECT = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
+NO_PROJECT = ""
+"""Of a record whose project cannot be read: only principals with a role in all projects see it."""
+DAMAGED = (ValueError, TypeError, LookupError, AttributeError, RecursionError, OverflowError)
+"""What reading a field that is not as this release writes it may raise."""
+MOST_REPLICAS = 2**20
+"""Which a record may state; what is accepted is far less."""
 
 
 class UnreadableRunError(RuntimeError):
@@ -110,7 +118,8 @@ class RunRecord:
     def first_learning_rate(self) -> float:
         """learner.learning_rate before any edit: that of step records which do not state theirs."""
         edited = (edit.changes[LEARNING_RATE][0] for edit in self.edits if LEARNING_RATE in edit.changes)
-        return next(edited, self.recipe.learner.learning_rate)
+        first = next(edited, None)
+        return first if isinstance(first, int | float) else self.recipe.learner.learning_rate
 
     def edited_after(self, setting: str) -> int:
         """The committed rollout step after which a setting was edited last; 0 if it was not."""
@@ -216,11 +225,12 @@ def is_record(fields: Mapping[bytes, bytes]) -> bool:
 def read_record(run: str, fields: Mapping[bytes, bytes]) -> RunRecord:
     """What can be read of a record; see `damage`."""
     found = _Fields(fields)
-    history = found.read("history", _history)
+    history = found.read("history", read_history)
     state = found.read("state", RunState)
-    replicas = found.read("rollout_replicas", int)
+    replicas = found.read("rollout_replicas", _replicas)
     created_at = found.read("created_at", _finite)
     recipe = found.read("recipe", str)
+    project = found.given("project", _project, DEFAULT_PROJECT)
     return RunRecord(
         id=run,
         stored_recipe=(recipe or "").encode(),
@@ -241,7 +251,7 @@ def read_record(run: str, fields: Mapping[bytes, bytes]) -> RunRecord:
         place=found.given("place", str, ""),
         inputs=found.given("inputs", _texts, {}),
         files=found.given("files", _texts, {}),
-        project=found.given("project", str, DEFAULT_PROJECT),
+        project=NO_PROJECT if "project" in found.damage else project,
         revision=found.given("revision", int, 0),
         priority=found.given("priority", int, 0),
         edits=found.given("edits", _edits, ()),
@@ -270,7 +280,7 @@ class _Fields:
             return default
         try:
             return parse(raw.decode())
-        except (ValueError, TypeError, LookupError, AttributeError, RecursionError, OverflowError) as error:
+        except DAMAGED as error:
             shown = raw.decode(errors="replace")[:SHOWN_CHARACTERS]
             reason = str(error).splitlines()[0][:SHOWN_CHARACTERS] if str(error) else type(error).__name__
             self.damage[name] = f"{name}: {shown!r} is not valid: {reason}"
@@ -287,6 +297,18 @@ def _finite(text: str) -> float:
     if not math.isfinite(number := float(text)):
         raise ValueError("expected a finite number")
     return number
+
+
+def _replicas(text: str) -> int:
+    if not 0 <= (number := int(text)) <= MOST_REPLICAS:
+        raise ValueError(f"expected 0 to {MOST_REPLICAS}")
+    return number
+
+
+def _project(text: str) -> str:
+    if not PROJECT.fullmatch(text):
+        raise ValueError("expected lower-case letters, digits and dashes")
+    return text
 
 
 def _flag(text: str) -> bool:
@@ -316,7 +338,8 @@ def _edits(text: str) -> tuple[RunEdit, ...]:
     return tuple(RunEdit.model_validate(edit) for edit in _json(text))
 
 
-def _history(text: str) -> tuple[Transition, ...]:
+def read_history(text: str) -> tuple[Transition, ...]:
+    """The changes of a run's state, as its record has them (JSON). Raises one of DAMAGED."""
     history = tuple(Transition.model_validate(change) for change in _json(text))
     if not history:
         raise ValueError("expected at least one transition")

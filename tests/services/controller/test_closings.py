@@ -8,7 +8,7 @@ from deploy.local.preflight import StackError, check_expiry
 from services.contracts import Closing, RunState
 from services.controller.ended import closings, expiry
 from services.settings import ExpiryError, load_expiry, parse_recipe
-from services.settings.expiry import VARIABLE
+from services.settings.operator.expiry import VARIABLE
 from services.storage import objects
 from services.storage.mirror import run_mirror
 from services.streams.keys import UNCLOSED_RUNS, RunKeys

@@ -16,6 +16,7 @@ from services.streams.delivery.consumer import Consumer, trim
 from services.streams.delivery.payloads import fetch_texts
 from services.streams.delivery.process_logs import LogLine, LogShipping
 from services.streams.keys import ACTIVE_RUNS
+from services.streams.runs.ledger import LedgerWriter, close_ledger
 from services.streams.state.ended.cleanup import erase
 from services.streams.state.ended.closing import close_run, delete_record
 from services.streams.state.events import EventLog
@@ -253,7 +254,7 @@ async def mark_starved(run):
 
 async def deleted_evaluations(run):
     entry = (await run.append(run.keys.evaluations, EVENT))[0]
-    return lambda: rewind_of(run).delete_evaluations([entry])
+    return lambda: rewind_of(run).delete_evaluations([entry], 0)
 
 
 async def trimmed_groups(run):
@@ -288,6 +289,19 @@ async def trimmed(run):
     return lambda: trim(run.redis, run.streams.samples, "verifier", 0.0, 3)
 
 
+async def charged(run):
+    await run.published("g0")
+    writer = LedgerWriter(run.redis, run.keys, await become_owner(run.redis, run.keys, OWNER), "project")
+    return lambda: writer.charge(12.5, {"rollout.busy.gpu_ms": 2000})
+
+
+async def closed_ledger(run):
+    await (await charged(run))()
+    await closed(run)
+    record = await RunRecords(run.redis).get(run.keys.run)
+    return lambda: close_ledger(run.redis, record, Closing.DELETING)
+
+
 async def begun_audit(run):
     pending = run.keys.key("audit-pending")
     return lambda: call(run.redis, "begin_audit", pending_key=pending, request="r", entry="{}")
@@ -317,6 +331,8 @@ CASES = {
     "begin_audit": Case(begun_audit),
     "become_owner": Case(become_sampler),
     "change_record": Case(change_record, OWNER),
+    "charge_run": Case(charged, OWNER),
+    "close_ledger": Case(closed_ledger),
     "commit_policy": Case(commit_policy, "learner"),
     "commit_step": Case(commit_step, "learner"),
     "create_consumer_group": Case(create_consumer_group),

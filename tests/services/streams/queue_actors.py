@@ -135,12 +135,16 @@ class Actors:
             group_key=self.keys.group("absent"),
             samples_key=self.run.streams.samples,
             tasks_key=self.run.streams.tasks,
+            counters_key=self.run.streams.counters,
+            in_flight_key=self.run.streams.tokens_in_flight,
             payload_keys=[self.keys.payload("absent", 0)],
             consumer_group="rollout",
+            group="absent",
             task_entry="0-1",
             wanted=1,
             index_list=[0],
             sample_list=[""],
+            token_count_list=[1],
             payload_field_list=["text", ""],
         )
         appended, reply, unknown = await asyncio.gather(before, call, after, return_exceptions=True)

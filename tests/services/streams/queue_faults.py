@@ -148,5 +148,23 @@ FAULTS = {
     "equal epochs": Fault(
         "shared", "stored_epoch == epoch and stored_owner ~= '' and stored_owner ~= owner", "stored_epoch < 0"
     ),
+    "tokens leave the groups in flight without a use": Fault(
+        "shared", "redis.call('HINCRBY', counters_key, 'tokens_' .. use, tokens)", ""
+    ),
+    "a trained group's tokens stay in flight": Fault(
+        "commit_step", "tokens + move_tokens(counters_key, in_flight_key, group_list[at], 'trained')", "tokens"
+    ),
+    "a filtered group's tokens stay in flight": Fault(
+        "record_verdicts", "move_tokens(counters_key, in_flight_key, group, decision)", ""
+    ),
+    "a reopened group's tokens stay in flight": Fault(
+        "reopen_groups", "move_tokens(counters_key, in_flight_key, group_list[at], 'discarded')", ""
+    ),
+    "a rewound step's tokens are discarded again and again": Fault(
+        "reopen_groups", "redis.call('HDEL', step_tokens_key, step)", ""
+    ),
+    "a sample's tokens are counted in its group alone": Fault(
+        "publish_samples", "redis.call('HINCRBY', counters_key, 'tokens_generated', tokens)", ""
+    ),
     "hashes of released groups are never deleted": Fault("trim_released", "tonumber(kept)", "999"),
 }

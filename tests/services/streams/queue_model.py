@@ -86,7 +86,10 @@ class Stream:
 
 @dataclass
 class Group:
-    """`life` rises when a rewind reopens the group; `payloads`, `judged`, `recorded` are nonces by index."""
+    """`life` rises when a rewind reopens the group; `payloads`, `judged`, `recorded` are nonces by index.
+
+    `tokens`: generated for it so far, while it is in flight.
+    """
 
     name: str
     samples: int
@@ -100,6 +103,7 @@ class Group:
     published: int = 0
     judged: dict[int, float] = field(default_factory=dict)
     recorded: dict[int, float] = field(default_factory=dict)
+    tokens: int = 0
 
 
 @dataclass
@@ -135,6 +139,8 @@ class Model:
         self.published_as: dict[int, tuple[int, int, str]] = {}
         self.rewinds = 0
         self.response_tokens = 0
+        self.tokens: Counter[str] = Counter()
+        self.step_tokens: dict[int, int] = {}
 
     def counts(self) -> Counter[str]:
         """The counters; groups that have not ended are `pending`."""
@@ -169,6 +175,8 @@ class Model:
             if fresh[-1]:
                 group.payloads[index] = nonce
                 group.published += 1
+                group.tokens += TOKENS
+                self.tokens["generated"] += TOKENS
                 self.streams[SAMPLES].entries.append(Entry(group.name, group.life, index=index, nonce=nonce))
         if group.state != "pending" or group.published >= entry.wanted:
             self.ack(entry)
@@ -223,8 +231,15 @@ class Model:
         else:
             self.end(group, decision)
 
+    def spend(self, group: Group, use: str) -> int:
+        """The group is no longer in flight; its tokens, which have this use from now on."""
+        tokens, group.tokens = group.tokens, 0
+        self.tokens[use] += tokens
+        return tokens
+
     def end(self, group: Group, state: str) -> None:
         group.state = state
+        self.spend(group, state)
         self.unarchived.append(group.name)
 
     def archive(self, names: Sequence[str]) -> int:
@@ -303,6 +318,7 @@ class Model:
             return False
         for name in batch.groups:
             self.groups[name].state = "trained"
+        self.step_tokens[batch.step] = sum(self.spend(self.groups[name], "trained") for name in batch.groups)
         batch.trained = True
         self.steps.append((batch.step, batch.groups))
         self.committed = version, batch.step, weights
@@ -337,11 +353,15 @@ class Model:
         self.rewinds += 1
         for name in self.reopened(step):
             old = self.groups[name]
+            self.spend(old, "discarded")
             for names in (self.unarchived, self.bare, self.tombstones):
                 if name in names:
                     names.remove(name)
             self.groups[name] = Group(name, old.samples, old.samples, life=old.life + 1)
             self.publish_task(self.groups[name])
+        for at in [at for at in self.step_tokens if at > step]:
+            tokens = self.step_tokens.pop(at)
+            self.tokens.update(trained=-tokens, discarded=tokens)
         self.steps = [(at, names) for at, names in self.steps if at <= step]
         self.queue_step = step
         self.committed = self.committed[0], step, ""

@@ -58,6 +58,7 @@ class View:
         pipe.hgetall(key + "counters").smembers(key + "pending").lrange(key + "released", 0, -1)
         pipe.lrange(key + "unarchived", 0, -1).lrange(key + "unarchived-bare", 0, -1)
         pipe.hgetall(key + "policy").hgetall(key + "queue")
+        pipe.hgetall(key + "tokens-in-flight").hgetall(key + "step-tokens")
         names, *reply = pipe.execute(raise_on_error=False)
         streams = [self._messages(name, got) for name, got in zip((*STREAMS, "batches", "steps"), reply, strict=False)]
         self.batches, self.steps = ([body for _, body in stream] for stream in streams[3:])
@@ -71,6 +72,7 @@ class View:
             [name.decode().removeprefix(f"{key}group:") for name in names_of] for names_of in reply[14:17]
         )
         self.policy, self.queue = ({k.decode(): v.decode() for k, v in fields.items()} for fields in reply[17:19])
+        self.tokens_of, self.step_tokens = ({k.decode(): int(v) for k, v in fields.items()} for fields in reply[19:21])
         self._look_at([name.decode().removeprefix(key) for name in names])
 
     def _look_at(self, names: list[str]) -> None:
@@ -100,6 +102,7 @@ class View:
     def check(self, model: Model) -> None:
         """Everything that must hold after every step."""
         self.counters_reconcile(model)
+        self.tokens_close(model)
         self.every_group_is_in_one_state(model)
         self.results_are_the_first_ones(model)
         self.streams_hold_what_was_published_and_not_trimmed(model)
@@ -114,6 +117,15 @@ class View:
         counts = Counter({**ended, "dispatched": dispatched, "pending": len(self.pending)})
         assert +counts == model.counts()
         assert self.counters.get("response_tokens", 0) == model.response_tokens
+
+    def tokens_close(self, model: Model) -> None:
+        counted = Counter(
+            {name.removeprefix("tokens_"): n for name, n in self.counters.items() if name.startswith("tokens_")}
+        )
+        assert +counted == +model.tokens
+        assert counted.pop("generated", 0) == sum(counted.values()) + sum(self.tokens_of.values())
+        assert self.tokens_of == {group.name: group.tokens for group in model.groups.values() if group.tokens}
+        assert self.step_tokens == {str(step): tokens for step, tokens in model.step_tokens.items()}
 
     def every_group_is_in_one_state(self, model: Model) -> None:
         states = {name: fields["state"] for name, fields in self.groups.items()}

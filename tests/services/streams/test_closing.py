@@ -163,7 +163,8 @@ async def test_an_expired_run_keeps_what_users_read(redis, run_id):
     await close_run(redis, run_id, Closing.EXPIRING)
     assert await erase(redis, keys, Closing.EXPIRING)
     left = await names(redis, run_id)
-    assert left == ["counters", "epoch:learner", "epoch:sampler", "events", "pending", "policy", "record", "steps"]
+    counted = ["counters", "epoch:learner", "epoch:sampler", "events", "pending", "policy", "record", "steps"]
+    assert left == [*counted, "tokens-in-flight"]
     assert await (await DrivenRun.open(redis, keys)).counts() == counts
     assert [*(await RunRecords(redis).get(run_id)).files] == ["./rewards.py"], "its digest is in the record"
 
@@ -221,7 +222,9 @@ async def test_a_run_that_succeeded_keeps_what_is_said(redis, run_id):
         "record",
         "reward-files",
         "sampler-state",
+        "step-tokens",
         "steps",
+        "tokens-in-flight",
     ]
 
 

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from redis.asyncio.connection import Connection
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import WatchError
 
@@ -308,3 +309,21 @@ async def test_a_cluster_is_rejected_and_eviction_is_warned_about(tmp_path, capl
 def test_servers_use_ports_below_those_of_clients(server):
     lowest = Path("/proc/sys/net/ipv4/ip_local_port_range")
     assert max(port_of(server), free_port()) < (int(lowest.read_text().split()[0]) if lowest.exists() else 32768)
+
+
+async def test_a_deadline_that_ends_while_a_command_is_sent_counts(own_server, monkeypatch):
+    """asyncio.wait_for, with which redis-py sends, loses such a cancellation; the command would wait for its answer."""
+    redis = own_server[1]
+    send, tasks = Connection._send_packed_command, []
+
+    async def sent(self, command):
+        await send(self, command)
+        if b"lost" in b"".join(command):
+            tasks[0].cancel()
+
+    monkeypatch.setattr(Connection, "_send_packed_command", sent)
+    tasks.append(asyncio.create_task(redis.get("lost")))
+    with pytest.raises(asyncio.CancelledError):
+        await tasks[0]
+    assert await redis.set("found", "1")
+    assert await redis.get("found") == b"1", "no later command gets the answer"

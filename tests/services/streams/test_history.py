@@ -242,7 +242,7 @@ async def test_deleted_evaluations_leave_nothing_published(run, redis, keys):
     await redis.hset(keys.group(group), mapping={"state": "pending", "samples": 2})
     await redis.hset(keys.payload(group, 0), mapping={"text": "42"})
     [entry] = await run.append(keys.evaluations, EVENT)
-    await Rewind(redis, keys, "sampler", run.sampler.fence, 1).delete_evaluations([entry])
+    await Rewind(redis, keys, "sampler", run.sampler.fence, 1).delete_evaluations([entry], 0)
     assert await redis.exists(keys.group(group), keys.payload(group, 0)) == 0
     assert await redis.xlen(keys.evaluations) == 0
     await redis.hset(keys.group(group), mapping={"state": "pending", "samples": 2})  # the evaluation runs again

@@ -79,6 +79,7 @@ QUICK = {
     "a rewind leaves verdicts",
     "a task is never acked",
     "a trained group stays pending",
+    "a trained group's tokens stay in flight",
     "a verdict of an abandoned history counts",
     "equal epochs",
     "trimming drops undelivered entries",

@@ -100,6 +100,27 @@ def test_a_long_wait_is_reported_within_a_minute_unless_idle():
     assert waits.news(clock.now + 700) == []
 
 
+def test_a_process_is_idle_while_all_its_waits_are_for_work():
+    clock = Clock()
+    waits = Waits(clock)
+    clock.now += 5
+    assert waits.idle_s(clock.now) == 0, "it works"
+    waits.pending("tasks", "tasks", 60, idle=True)
+    clock.now += 5
+    waits.pending("tasks", "other tasks", 60, idle=True)
+    clock.now += 5
+    assert waits.idle_s(clock.now) == 10
+    with waits.on("generation", "groups in the engine", 60):
+        clock.now += 7
+        assert waits.idle_s(clock.now) == 10, "it generates while it looks for tasks"
+    clock.now += 1
+    waits.pending("tasks", "the engine", 60)
+    clock.now += 3
+    waits.done("tasks")
+    clock.now += 3
+    assert waits.idle_s(clock.now) == 11
+
+
 def test_a_wait_ends_with_its_body_even_on_an_error():
     waits = Waits(Clock())
 

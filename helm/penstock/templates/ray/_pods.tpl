@@ -134,3 +134,13 @@ failureThreshold: {{ .failures }}
   mountPath: /var/run/secrets/kubernetes.io/serviceaccount
   readOnly: true
 {{- end }}
+
+{{- define "penstock.prices.env" -}}
+{{- /* For the controller and the API. An upgrade that reuses the values of an older release has no prices. */ -}}
+{{- with .Values.prices }}
+{{- if .currency }}
+- name: PENSTOCK_PRICES
+  value: {{ dict "currency" .currency "gpu_hour" (.gpuHour | default 0 | float64) "cpu_hour" (.cpuHour | default 0 | float64) | toJson | quote }}
+{{- end }}
+{{- end }}
+{{- end }}

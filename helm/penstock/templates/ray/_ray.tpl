@@ -50,6 +50,9 @@ dashboard-host: {{ .root.Values.ray.dashboard | ternary "0.0.0.0" "127.0.0.1" | 
   value: /etc/penstock/bounds/bounds.json
 - name: PENSTOCK_EXPIRE_ENDED_S
   value: {{ .root.Values.head.expireEndedSeconds | int64 | quote }}
+{{- with include "penstock.prices.env" .root | trim }}
+{{ . }}
+{{- end }}
 {{- if and .root.Values.redis.external.enabled .root.Values.redis.external.caSecret }}
 # Ray's own variable for the certificate authority of its Redis connection.
 - name: RAY_REDIS_CA_CERT

@@ -1,19 +1,22 @@
 -- Store the payloads of some of a group's samples and announce the samples, in this order; ack the task with the last
--- sample that it asks for. The first result of an index wins. Replies with one effect per sample.
+-- sample that it asks for. The first result of an index wins; only its tokens are counted. Replies with one effect per
+-- sample.
 -- `payload_field_list`: the payloads as field, value, field, value, ...; each has as many fields as the others.
-local group_key, samples_key, tasks_key, payload_keys = unpack(keys)
-local consumer_group, task_entry, wanted, index_list, sample_list, payload_field_list = unpack(args)
+local group_key, samples_key, tasks_key, counters_key, in_flight_key, payload_keys = unpack(keys)
+local consumer_group, group, task_entry, wanted, index_list, sample_list, token_count_list, payload_field_list =
+  unpack(args)
 
 local effects, state, refused = find_samples(group_key, index_list)
 local pending = state == 'pending'
 local leased = pending and is_leased(tasks_key, consumer_group, task_entry)
-local size, announced = #payload_field_list / #payload_keys, {}
+local size, announced, tokens = #payload_field_list / #payload_keys, {}, 0
 for at, index in ipairs(index_list) do
   if effects[at] == FRESH then
     if leased and redis.call('EXISTS', payload_keys[at]) == 0 then
       redis.call('HSET', payload_keys[at], unpack(payload_field_list, size * (at - 1) + 1, size * at))
       announced[#announced + 1] = 'sample:' .. index
       announced[#announced + 1] = publish(samples_key, sample_list[at])
+      tokens = tokens + tonumber(token_count_list[at])
     else
       effects[at] = LATE
     end
@@ -22,6 +25,8 @@ end
 if #announced > 0 then
   redis.call('HSET', group_key, unpack(announced))
   redis.call('HINCRBY', group_key, 'published', #announced / 2)
+  redis.call('HINCRBY', counters_key, 'tokens_generated', tokens)
+  redis.call('HINCRBY', in_flight_key, group, tokens)
 end
 if refused then return effects end
 local published = tonumber(redis.call('HGET', group_key, 'published') or '0')

@@ -2,8 +2,8 @@
 -- verdicts, a decision is on a group whose verdicts are all recorded. Replies with one effect per verdict.
 -- `decision`: '' (none yet), more, kept, evaluated, or a release. `rest_task`: the task for the group's other samples,
 -- '' unless the decision is `more`. `posterior`: '' for none. `result`: what stays of an evaluated group, else ''.
-local epoch_key, group_key, verdicts_key, counters_key, pending_key, unarchived_key, tasks_key, posteriors_key =
-  unpack(keys)
+local epoch_key, group_key, verdicts_key, counters_key, pending_key, unarchived_key, tasks_key, posteriors_key,
+  in_flight_key = unpack(keys)
 local fence, consumer_group, group, decision, rest_task, prompt, posterior, result, verdict_entry_list, index_list,
   verdict_list, token_count_list = unpack(args)
 
@@ -38,6 +38,7 @@ if decision == 'kept' then
 end
 redis.call('SREM', pending_key, group)
 redis.call('HINCRBY', counters_key, decision, 1)
+move_tokens(counters_key, in_flight_key, group, decision)
 if result ~= '' then redis.call('HSET', group_key, 'result', result) end
 retire_group(unarchived_key, group_key)
 return effects

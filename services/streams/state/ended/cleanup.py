@@ -1,7 +1,7 @@
 """Owns what is deleted from Redis of a run that will not be resumed: in chunks, so that no call takes long.
 
 Must not delete what users read afterwards, unless the run is deleted: the record, step records, evaluations, events,
-dead letters, unknown verdicts, counters.
+dead letters, unknown verdicts, counters, the ledger.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ async def sweep(redis: Redis, keys: RunKeys) -> int:
     Its last groups stay, where its sampler was, and the user's files: the end may be cut off here, and its services
     start again.
     """
-    also = {keys.sampler_state, keys.queue, keys.checkpoints, keys.reward_files}
+    also = {keys.sampler_state, keys.queue, keys.checkpoints, keys.reward_files, keys.step_tokens}
     deleted = 0
     async for chunk in _chunks(redis, keys, _unread(keys, also, keys.group(""))):
         deleted += int(await redis.unlink(*chunk))
@@ -47,9 +47,10 @@ async def erase(redis: Redis, keys: RunKeys, closing: Closing | None) -> bool:
 
 def _unread(keys: RunKeys, also: Collection[str] = (), *prefixes: str) -> Callable[[str], bool]:
     """Whether a key is none that users read afterwards, nor one that fences or expires by itself, nor one of `also`."""
-    counts = {key for lane in map(keys.lane, Lane) for key in (lane.counters, lane.pending)}
+    counts = {key for lane in map(keys.lane, Lane) for key in (lane.counters, lane.pending, lane.tokens_in_flight)}
     read = {keys.record, keys.policy, keys.steps, keys.evaluations, keys.events, keys.dead, keys.unknown, *counts}
-    kept, starts = {*read, keys.logs, keys.heartbeats, *also}, (keys.epoch(""), keys.log(""), *prefixes)
+    kept = {*read, keys.ledger, keys.logs, keys.heartbeats, *also}
+    starts = (keys.epoch(""), keys.log(""), *prefixes)
     return lambda key: key not in kept and not key.startswith(starts)
 
 
