@@ -70,7 +70,7 @@ def plan_figures(recipe: Recipe, shape: ModelShape, stated: Throughput, price: f
     """What `penstock plan` shows, as figures: sizes in bytes, times in seconds; `cost` in the currency of `price`."""
     from services.streams.memory_bound import footprint
 
-    need, time = footprint(recipe), step_time(recipe, shape, stated)
+    need, time = footprint(recipe.at_most), step_time(recipe, shape, stated)
     hours = booked_gpus(recipe) * time.total * recipe.limits.rollout_steps / 3600
     return {
         "model": {"name": shape.name, "parameters": shape.parameters, "layers": shape.layers},

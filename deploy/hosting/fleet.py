@@ -6,8 +6,10 @@ Must not route requests; Serve only places, checks, replaces and scales the repl
 from __future__ import annotations
 
 import logging
+import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from logging.handlers import MemoryHandler
 from typing import Any, TypeVar
@@ -37,6 +39,7 @@ CALL_S = 20.0
 # Serve's controller is an actor: when it dies, Ray restarts it within seconds.
 CONTROLLER_S = 60.0
 POLL_S = 0.5
+_DESCRIBING = threading.Lock()
 
 
 class ReplicaFailedError(RuntimeError):
@@ -137,6 +140,21 @@ def _retried(call: Callable[[], T]) -> T:
             time.sleep(POLL_S)
 
 
+@contextmanager
+def _described_alone() -> Iterator[None]:
+    """Describe or deploy an application while no other thread does. Raises TimeoutError.
+
+    Serve pickles its own modules by value, which it states in a table of the process before, and removes after: a
+    second thread that does the same meanwhile finds its entry removed, and fails.
+    """
+    if not _DESCRIBING.acquire(timeout=CONTROLLER_S):
+        raise TimeoutError(f"another fleet has been deployed for {CONTROLLER_S:g} s; this one waited for it")
+    try:
+        yield
+    finally:
+        _DESCRIBING.release()
+
+
 class Fleet:
     """One fleet of one run. Its calls block, usually for seconds: do not call them on an event loop."""
 
@@ -168,32 +186,39 @@ class Fleet:
         if _retried(self.exists):
             self.scale(replicas)
             return
-        deployment = serve.deployment(
-            name=self.name,
-            num_replicas=replicas,
-            ray_actor_options={
-                "num_cpus": cpus,
-                "num_gpus": gpus,
-                "resources": place(role or self.name),
-                "runtime_env": {"env_vars": service_environment(threads, gpus)},
-            },
-            health_check_period_s=HEALTH_PERIOD_S,
-            health_check_timeout_s=HEALTH_TIMEOUT_S,
-            graceful_shutdown_timeout_s=SHUTDOWN_S,
-            graceful_shutdown_wait_loop_s=0.1,
-        )(HostedReplica)
-        target = serve.RunTarget(
-            deployment.bind(make, self._run, redis_url, workers),
-            name=self._application,
-            route_prefix=None,
-            external_scaler_enabled=True,
-        )
+        options = {
+            "num_cpus": cpus,
+            "num_gpus": gpus,
+            "resources": place(role or self.name),
+            "runtime_env": {"env_vars": service_environment(threads, gpus)},
+        }
+        target = self._described((make, self._run, redis_url, workers), replicas, options)
         _retried(lambda: self._deploy(target))
+
+    def _described(self, arguments: tuple[Any, ...], replicas: int, options: dict[str, Any]) -> Any:
+        """The application as Serve takes it. `arguments`: of HostedReplica; `options`: of each replica's actor."""
+        with _described_alone():
+            deployment = serve.deployment(
+                name=self.name,
+                num_replicas=replicas,
+                ray_actor_options=options,
+                health_check_period_s=HEALTH_PERIOD_S,
+                health_check_timeout_s=HEALTH_TIMEOUT_S,
+                graceful_shutdown_timeout_s=SHUTDOWN_S,
+                graceful_shutdown_wait_loop_s=0.1,
+            )(HostedReplica)
+            return serve.RunTarget(
+                deployment.bind(*arguments),
+                name=self._application,
+                route_prefix=None,
+                external_scaler_enabled=True,
+            )
 
     def _deploy(self, target: Any) -> None:
         if not self.exists():
             start_serve()
-            serve.run_many([target], wait_for_applications_running=False)
+            with _described_alone():
+                serve.run_many([target], wait_for_applications_running=False)
 
     def _await_end(self) -> None:
         ends = time.monotonic() + CONTROLLER_S

@@ -9,10 +9,12 @@ import asyncio
 import time
 
 from services.contracts import AFTER, ALONE, Lane, RunState
-from services.controller.fleet import FleetScaling
+from services.controller.fleet.accounts import Accounts
+from services.controller.fleet.scaling import FleetScaling
 from services.controller.health import HealthMonitor, learner_recovery
 from services.controller.retry import RunFailedError
 from services.controller.run_context import PERIOD_S, PROGRESS_WAIT, RunContext
+from services.controller.tuning.tuner import Tuner
 from services.streams.state.events import EvaluationFollower
 from services.streams.state.group_counts import group_counts
 from services.streams.state.heartbeat import live_processes
@@ -23,11 +25,13 @@ from services.streams.state.run_record import RunRecord
 class RunMonitor:
     """Follows one run from running until it has succeeded or failed."""
 
-    def __init__(self, context: RunContext, fleet: FleetScaling, health: HealthMonitor) -> None:
+    def __init__(self, context: RunContext, fleet: FleetScaling, health: HealthMonitor, accounts: Accounts) -> None:
         self._context = context
         self._fleet = fleet
         self._health = health
+        self._accounts = accounts
         self._evaluations = EvaluationFollower(context.redis, context.keys)
+        self._tuner = Tuner(context)
 
     async def follow(self) -> str:
         """Follow the run until it is done; the reason of its success. Raises RunFailedError when it stalls."""
@@ -41,10 +45,12 @@ class RunMonitor:
             if reason := self._done(record):
                 return reason
             processes = await live_processes(context.redis, context.run)
+            await self._accounts.look(record, processes)
             restarting = await self._health.check(record, processes)
             await self._fleet.scale(record)
             await self._fleet.show(record, processes)
             paused = await self._pause_or_resume(record)
+            await self._tuner.look(record, steady=self._fleet.complete(processes) and not paused and not restarting)
             now, news = await self._progress(), learner_recovery(processes)
             if now != seen or paused or restarting or news - recovered:
                 recovered = news if now != seen else recovered | news

@@ -13,8 +13,9 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from services.contracts import ProcessInfo, RunState
-from services.controller.capacity import shortage
-from services.controller.fleet import FleetScaling
+from services.controller.fleet.accounts import Accounts
+from services.controller.fleet.capacity import shortage
+from services.controller.fleet.scaling import FleetScaling
 from services.controller.health import HealthMonitor, learner_recovery
 from services.controller.retry import RetriedRequest, RunFailedError
 from services.controller.run_context import PERIOD_S, RunContext
@@ -39,9 +40,10 @@ QUEUED_S = 7 * 24 * 3600.0
 class Placement:
     """The start of one run, from queued to running."""
 
-    def __init__(self, context: RunContext, fleet: FleetScaling) -> None:
+    def __init__(self, context: RunContext, fleet: FleetScaling, accounts: Accounts) -> None:
         self._context = context
         self._fleet = fleet
+        self._accounts = accounts
         self._asking = RetriedRequest(
             context.event_log,
             context.waits,
@@ -88,6 +90,7 @@ class Placement:
         recovered: set[str] = set()
         while not _hold_weights(processes := await live_processes(context.redis, context.run)):
             record = await context.current()
+            await self._accounts.look(record, processes)
             restarting = await health.check(record, processes)
             await context.metrics.show(self._fleet.sized(record), processes)
             ready = {process.service for process in processes if process.state == "ready"}

@@ -15,7 +15,8 @@ from pathlib import Path
 from services.contracts import ProcessInfo, RunState
 from services.contracts.listening import advertised_host
 from services.controller.ended.summary import summarise, write_summary
-from services.controller.fleet import FleetScaling
+from services.controller.fleet.accounts import Accounts
+from services.controller.fleet.scaling import FleetScaling
 from services.controller.health import HealthMonitor
 from services.controller.monitor import RunMonitor
 from services.controller.placement import Placement
@@ -39,7 +40,8 @@ class RunController:
     def __init__(self, context: RunContext) -> None:
         self._context = context
         self._fleet = FleetScaling(context)
-        self._placement = Placement(context, self._fleet)
+        self._accounts = Accounts(context)
+        self._placement = Placement(context, self._fleet, self._accounts)
 
     async def run(self) -> None:
         """Control the run until it ends, and leave none of its services running.
@@ -75,6 +77,7 @@ class RunController:
             state, reason = RunState.CANCELLED, "cancelled on request"
         except ControllerStoppingError:
             await self._context.stop_services()
+            await self._close_accounts()
             return
         except (RedisUnavailableError, FencedError, UnknownRunError):
             raise
@@ -100,7 +103,7 @@ class RunController:
         context = self._context
         health = HealthMonitor(context.redis, context.cluster, context.event_log, context.waits, record)
         await self._placement.wait_until_running(health)
-        return await RunMonitor(context, self._fleet, health).follow()
+        return await RunMonitor(context, self._fleet, health, self._accounts).follow()
 
     async def _end(self, state: RunState, reason: str) -> None:
         """Write the summary, stop the services, clean up, and only then set the final state."""
@@ -110,6 +113,7 @@ class RunController:
         file = await asyncio.to_thread(write_summary, context.folder, document)
         await context.records.set_summary(context.run, document, context.fence)
         reason += await self._stop_services()
+        await self._close_accounts(discard=state is RunState.SUCCEEDED)
         if state is RunState.SUCCEEDED:
             await sweep(context.redis, context.keys)
         await self._store(file)
@@ -123,6 +127,11 @@ class RunController:
             log.exception("run %s: its services could not be stopped", self._context.run)
             return f"; stopping its services failed: {error}"
         return ""
+
+    async def _close_accounts(self, *, discard: bool = False) -> None:
+        """Charge the run until its services have ended; with `discard`, nothing in flight will be trained."""
+        record = await self._context.records.get(self._context.run, self._context.fence)
+        await self._accounts.close(record, discard=discard)
 
     async def _store(self, summary: Path) -> None:
         """Put the summary into the store. The record has it too, so one attempt is enough."""

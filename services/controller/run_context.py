@@ -12,6 +12,7 @@ from pathlib import Path
 from services.contracts import UNOWNED, Fence, RunState
 from services.controller.cluster import Cluster
 from services.controller.run_metrics import RunMetrics
+from services.settings import Prices
 from services.streams.connection.client import Redis
 from services.streams.keys import RunKeys
 from services.streams.state.events import EventLog
@@ -37,7 +38,10 @@ class ControllerStoppingError(RuntimeError):
 
 @dataclass
 class RunContext:
-    """One run, as every part of its controller sees it. `folder`: the run's folder; `fence`: the controller's."""
+    """One run, as every part of its controller sees it.
+
+    `folder`: the run's folder; `fence`: the controller's; `prices`: the platform's.
+    """
 
     redis: Redis
     records: RunRecords
@@ -46,6 +50,7 @@ class RunContext:
     run: str
     stopping: asyncio.Event
     fence: Fence = UNOWNED
+    prices: Prices | None = None
     keys: RunKeys = field(init=False)
     event_log: EventLog = field(init=False)
     metrics: RunMetrics = field(init=False)

@@ -11,9 +11,23 @@ from operator import attrgetter
 
 from services.contracts import COMMON_PHASES, PHASES, ProcessInfo, RunState
 from services.controller.ended.known_runs import EndedRuns
-from services.metrics import EVENTS, PROCESSES, REPLICAS_DESIRED, RUN_STATE, RUNS, forget
+from services.metrics import (
+    COST,
+    EVENTS,
+    GPU_SECONDS,
+    LEDGER_TOKENS,
+    PROCESSES,
+    REPLICAS_DESIRED,
+    RUN_STATE,
+    RUNS,
+    forget,
+)
 from services.metrics.tables import SETTINGS
 from services.settings import Recipe, resource_requests
+from services.settings.operator.prices import NANO
+from services.streams.runs.ledger import COST as MONEY
+from services.streams.runs.ledger import Ledger
+from services.streams.runs.uses import rows_of
 from services.streams.state.events import EventLog
 from services.streams.state.run_record import RunRecord
 
@@ -83,6 +97,14 @@ class RunMetrics:
             REPLICAS_DESIRED.labels(self._run, service).set(count)
             for state in PROCESS_STATES:
                 PROCESSES.labels(self._run, service, state).set(found[service, state])
+
+    def show_ledger(self, ledger: Ledger) -> None:
+        """Show what the run was charged, and the uses of its tokens."""
+        for row in rows_of(ledger, None):
+            LEDGER_TOKENS.labels(self._run, row.use).set(row.tokens)
+            GPU_SECONDS.labels(self._run, row.use).set(row.gpu_ms / 1000)
+        for currency in ledger.currencies:
+            COST.labels(self._run, currency).set(ledger.total(MONEY, currency) / NANO)
 
     async def _new_events(self) -> Counter[tuple[str, str]]:
         events = await self._event_log.events(self._events_after)

@@ -24,7 +24,7 @@ from services.controller.ended.libraries import Libraries
 from services.controller.run import RunController
 from services.controller.run_context import PERIOD_S, STOP_DEADLINE_S, RunContext
 from services.controller.run_metrics import RunStates
-from services.settings import load_expiry
+from services.settings import load_expiry, load_prices
 from services.streams.connection.client import Redis
 from services.streams.connection.functions import FencedError
 from services.streams.state.heartbeat import surviving_processes
@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 class Controller:
     """Turns run records into running services. `runs` is the folder that gets one subfolder per run.
 
-    Raises ExpiryError for an operator's setting that cannot be used.
+    Raises ExpiryError, PricesError for an operator's setting that cannot be used.
     """
 
     def __init__(self, redis: Redis, cluster: Cluster, runs: Path) -> None:
@@ -53,6 +53,7 @@ class Controller:
         self._closings = Closings(redis, runs)
         self._libraries = Libraries(redis)
         self._expiry = Expiry(redis, runs, load_expiry())
+        self._prices = load_prices()
         self._cluster = cluster
         self._runs = runs
         self._controlled: dict[str, asyncio.Task[None]] = {}
@@ -135,7 +136,9 @@ class Controller:
         del self._owned[record.id]
 
     def _controller(self, run: str, stopping: asyncio.Event) -> RunController:
-        context = RunContext(self._redis, self._records, self._cluster, self._runs / run, run, stopping)
+        context = RunContext(
+            self._redis, self._records, self._cluster, self._runs / run, run, stopping, prices=self._prices
+        )
         return RunController(context)
 
     def _collect_ended(self) -> None:

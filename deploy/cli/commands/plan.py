@@ -125,7 +125,7 @@ def _replica(recipe: Recipe, shape: ModelShape, gpu_gib: float) -> Table:
 def _redis(recipe: Recipe) -> Table:
     from services.streams.memory_bound import footprint
 
-    need = footprint(recipe)
+    need = footprint(recipe.at_most)
     rows = [(name, f"{size / 2**20:,.1f} MiB") for name, size in need.parts.items()]
     rows += [(f"plus, for each {prompt}", f"{size:,} bytes") for prompt, size in need.unsized.items()]
     return _pairs("Redis, at most", [*rows, ("sum, with Redis' own overhead", f"{need.total / 2**20:,.0f} MiB")])

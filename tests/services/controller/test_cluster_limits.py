@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from services.contracts import RunState
-from services.controller.capacity import shortage
+from services.controller.fleet.capacity import shortage
 from services.settings import (
     ClusterLimits,
     ClusterLimitsError,

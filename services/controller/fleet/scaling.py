@@ -75,6 +75,11 @@ class FleetScaling:
                 with context.waits.on("scaling", f"the verifiers to be scaled to {wanted} replicas", SCALING_S):
                     await context.cluster.scale_verifier(context.run, wanted)
 
+    def complete(self, processes: list[ProcessInfo]) -> bool:
+        """Whether as many rollout replicas are ready as were requested last."""
+        ready = sum(process.service == "rollout" and process.state == "ready" for process in processes)
+        return ready >= self.replicas
+
     async def show(self, record: RunRecord, processes: list[ProcessInfo]) -> None:
         """Show the fleets in the metrics, and wait for replicas that are not ready, also while the run is paused."""
         await self._context.metrics.show(self.sized(record), processes)

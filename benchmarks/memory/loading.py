@@ -1,6 +1,6 @@
 """Owns the memory benchmark of the learner: the peaks of its ranks while they load and train, against the estimate.
 
-Must not measure files that are only mapped. Run it as `python -m benchmarks.loading_memory`.
+Must not measure files that are only mapped. Run it as `python -m benchmarks.memory.loading`.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def measure(folder: Path, stage: int, dtype: str, ranks: int, *, by_transformers
     with tempfile.TemporaryDirectory() as tiny:
         write_model(Path(tiny), 0.0)
         arguments = [str(folder), tiny, str(stage), dtype, str(ranks), str(free_port()), str(int(by_transformers))]
-        command = [sys.executable, "-W", "ignore", "-m", "benchmarks.loading_memory", "--rank"]
+        command = [sys.executable, "-W", "ignore", "-m", "benchmarks.memory.loading", "--rank"]
         processes = [
             subprocess.Popen(
                 [*command, json.dumps([rank, *arguments])],

@@ -1,6 +1,6 @@
 """Owns the memory benchmark of log-probs: peak memory of log-probs, entropies and gradients against the full logits.
 
-Must not allocate the full logits; their size is computed. Run it as `python benchmarks/logprobs_memory.py`.
+Must not allocate the full logits; their size is computed. Run it as `python benchmarks/memory/logprobs.py`.
 """
 
 from __future__ import annotations
