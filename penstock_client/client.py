@@ -13,11 +13,12 @@ from penstock_client.calls.changing import RunChanging
 from penstock_client.calls.files import RunFiles
 from penstock_client.calls.platform import PlatformReading
 from penstock_client.calls.reading import RunReading
+from penstock_client.calls.samples import SampleReading
 from penstock_client.transport import Transport
 
 
-class Client(RunReading, RunChanging, RunFiles, PlatformReading):
-    """The REST API at `url`, for one thread at a time; close it, or use it as a context manager.
+class Client(RunReading, SampleReading, RunChanging, RunFiles, PlatformReading):
+    """The REST API at `url`; threads may share it. Close it, or use it as a context manager.
 
     `token`: default as `penstock_client.access.find_token`; it is sent to this server alone. `headers`: sent with every
     request, such as those of a proxy. `verify`: an SSL context, or whether the server's certificate is checked at all.

@@ -39,7 +39,7 @@ USER_AGENT = "penstock-client"
 
 
 class Transport:
-    """Requests to the API at `url`. Safe to use from one thread at a time."""
+    """Requests to the API at `url`. Threads may share it."""
 
     def __init__(
         self,

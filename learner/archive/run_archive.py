@@ -59,10 +59,12 @@ class RunOrigin(Value):
 class RunFacts(RunOrigin):
     """What a replay needs besides the batches. `versions`: of the libraries used in training.
 
-    `inputs`: the data of the hub with commit and digest, by its text in the recipe.
+    `inputs`: the data of the hub with commit and digest, by its text in the recipe. `project`: whose run it is; None:
+    of an earlier release.
     """
 
     run: str
+    project: str | None = None
     recipe: Recipe
     model_path: str
     ranks: int

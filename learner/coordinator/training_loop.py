@@ -51,6 +51,8 @@ class TrainingLoop:
         self._done = done
         self._block_s = TICK_S if world > 1 else POLL_S
         self._after = "0-0"
+        self._free_at = 0.0  # since when the learner waits for a batch (monotonic clock)
+        self._waited_s = 0.0
 
     async def run(self) -> None:
         """Train every batch of the stream.
@@ -58,6 +60,7 @@ class TrainingLoop:
         Raises LearnerStoppingError, StateLostError, NonFiniteGradientError, and the errors of the History.
         """
         waits, patience_s = self._context.waits, self._recipe.limits.stall_timeout_s
+        self._free_at = time.monotonic()
         while not self._done and not self._context.stopping.is_set():
             self._publication.check()
             step = self._publication.policy.step + 1
@@ -68,8 +71,10 @@ class TrainingLoop:
                 await self._worker.send(Command(do="idle"))
             for logged in found:
                 waits.done("batches")
+                self._waited_s = time.monotonic() - self._free_at
                 self._after = logged.entry
                 await self._handle(logged)
+                self._free_at = time.monotonic()
             if self._publication.record and self._schedule.overdue:
                 await self._save(self._publication.record)
 
@@ -120,6 +125,9 @@ class TrainingLoop:
         if found := differing(trained.differences, limit):
             await self._context.event_log.write("logprobs-differ", explanation(batch.step, version, found, limit))
         unpublished = step_record(batch, trained, version, started_at, self._history.fence, rate)
+        unpublished = unpublished.model_copy(
+            update={"metrics": unpublished.metrics | {"batch_wait_seconds": self._waited_s}}
+        )
         await self._check_gradients(unpublished, trained)
         record = await self._publication.commit_step(unpublished, logged.entry)
         self._done = batch.last or batch.step >= self._recipe.limits.rollout_steps
@@ -185,4 +193,5 @@ def step_record(
         epoch=fence.epoch,
         owner=fence.owner,
         learning_rate=learning_rate,
+        optimizer_step_of=tuple(trained.step_of.get(group.group) for group in batch.groups),
     )

@@ -43,6 +43,7 @@ class RunResume:
         record = self._rank.service.record
         facts = RunFacts(
             run=record.id,
+            project=record.project,
             created_at=record.created_at,
             recipe=record.recipe,
             model_path=str(record.model_path),

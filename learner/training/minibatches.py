@@ -54,10 +54,11 @@ def masked(batch: Batch, payloads: Collection[str]) -> Batch:
 class MiniBatch:
     """The work of one optimizer step, as one share per rank. Masked and empty responses are left out.
 
-    `trainable` is false, on every rank, if no response remains.
+    `trainable` is false, on every rank, if no response remains. `groups`: the names of its groups.
     """
 
     shares: tuple[Share, ...]
+    groups: tuple[str, ...] = ()
 
     @property
     def trainable(self) -> bool:
@@ -74,7 +75,10 @@ def plan_step(
     """
     starts = range(0, len(batch.groups), mini_batch_groups)
     cuts = [batch.groups[start : start + mini_batch_groups] for start in starts]
-    return [MiniBatch(_shares(groups, reduction, ranks, longest, row_tokens)) for groups in cuts]
+    return [
+        MiniBatch(_shares(groups, reduction, ranks, longest, row_tokens), tuple(group.group for group in groups))
+        for groups in cuts
+    ]
 
 
 def _shares(

@@ -30,6 +30,8 @@ class Trained:
     """That of the batch as it was archived, with these masks."""
     differences: dict[str, ReplicaDifference] = field(default_factory=dict)
     """Between the log-probs of the learner and those of each rollout replica, on tokens of the same weights."""
+    step_of: dict[str, int] = field(default_factory=dict)
+    """By group: the number of its optimizer step, from 1 on. A group without one was in no trainable mini-batch."""
 
     @property
     def optimizer_steps(self) -> int:
@@ -89,7 +91,15 @@ def summary(
     }
     if not per_token:
         metrics["zero_advantage_share"] = sum(sample.advantage == 0 for sample in trained) / max(len(trained), 1)
-    return Trained(metrics, tuple(step.record for step in steps), differences=comparison.by_replica())
+    return Trained(
+        metrics, tuple(step.record for step in steps), differences=comparison.by_replica(), step_of=numbered(plans)
+    )
+
+
+def numbered(plans: Sequence[MiniBatch]) -> dict[str, int]:
+    """By group: which of the optimizer steps of `plans` trains it, counted from 1 on. See `Trained.step_of`."""
+    trainable = [plan for plan in plans if plan.trainable]
+    return {group: number for number, plan in enumerate(trainable, start=1) for group in plan.groups}
 
 
 def _means(applied: list[OptimizerStep]) -> dict[str, float]:

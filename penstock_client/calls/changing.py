@@ -85,9 +85,11 @@ class RunChanging(ApiCalls):
         changes = {"from_step": from_step, "learner_ranks": learner_ranks, "rollout": rollout}
         return self._run(self.call("POST", of(run, "/resume"), changes))
 
-    def scale(self, run: str, rollout: int) -> Run:
-        """Change the desired number of rollout replicas."""
-        return self._run(self.call("PATCH", of(run, "/scale"), {"rollout": rollout}))
+    def scale(self, run: str, rollout: int | None = None, verifier: int | None = None) -> Run:
+        """Change the desired number of rollout replicas, of verifiers, or of both; what is None keeps its value."""
+        wanted = {"rollout": rollout, "verifier": verifier}
+        changes = {name: count for name, count in wanted.items() if count is not None}
+        return self._run(self.call("PATCH", of(run, "/scale"), changes))
 
     def archive(self, run: str) -> RunEntry:
         """Free the memory of a run that has ended; it can no longer be resumed."""

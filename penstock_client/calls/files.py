@@ -6,6 +6,7 @@ Must not leave a file that is not whole under its name.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 from urllib.parse import quote
 
@@ -29,8 +30,13 @@ class RunFiles(ApiCalls):
         """The files of a run's export."""
         return as_model(self.url, ExportedFiles, self.call("GET", of(run, "/export")))
 
-    def download_export(self, run: str, file: StoredFile, folder: Path) -> bool:
-        """Download a file of the export to `folder`; False if it is there, whole. Raises ApiError, OSError."""
+    def download_export(
+        self, run: str, file: StoredFile, folder: Path, progress: Callable[[int], object] = lambda _: None
+    ) -> bool:
+        """Download a file of the export to `folder`; False if it is there, whole. Raises ApiError, OSError.
+
+        `progress`: is called with the size of each part, in bytes, as it comes.
+        """
         target = folder / _inside(file.name)
         if _is_whole(target, file):
             return False
@@ -42,6 +48,7 @@ class RunFiles(ApiCalls):
                 for part in self._http.parts(of(run, f"/export/{quote(file.name)}")):
                     digest.update(part)
                     opened.write(part)
+                    progress(len(part))
             if partial.stat().st_size != file.size or file.sha256 not in (None, digest.hexdigest()):
                 raise ApiError(f"{file.name}: what was downloaded is not what the API lists: try again")
             partial.replace(target)

@@ -5,6 +5,7 @@ Must not import anything heavy at module level: `penstock --help` answers within
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import sys
@@ -67,6 +68,8 @@ def log_everything() -> None:
 
 def run_command_line(app: Callable[[], object]) -> NoReturn:
     """Run the command and exit with its status; an exception is one line, and a file with the traceback."""
+    if sys.stdout is None:  # it was closed before the start
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # for as long as this process lives
     try:
         try:
             app()
@@ -76,13 +79,22 @@ def run_command_line(app: Callable[[], object]) -> NoReturn:
     except KeyboardInterrupt:
         status = EXIT_INTERRUPTED
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        status = EXIT_BROKEN_PIPE
+        status = _discard_output(None)
     except Exception as error:  # noqa: BLE001  # a user must see one line, not a traceback
-        status = _report(error)
+        full = isinstance(error, OSError) and error.errno == errno.ENOSPC and error.filename is None
+        status = _discard_output(error) if full else _report(error)
     else:
         status = 0
     sys.exit(status)
+
+
+def _discard_output(error: Exception | None) -> int:
+    """Write the rest of the output nowhere: it cannot be written, and the interpreter's end would try again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if error is None:
+        return EXIT_BROKEN_PIPE
+    print(f"penstock: the output cannot be written: {error}", file=sys.stderr)
+    return EXIT_ERROR
 
 
 def _report(error: Exception) -> int:

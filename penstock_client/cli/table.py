@@ -9,8 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NoReturn
 
-from penstock_client.cli.commands import changes, endings, files, looking, platform, runs
+from penstock_client.cli.commands import changes, endings, files, looking, platform, runs, samples
 from penstock_client.cli.commands.compare import compare
+from penstock_client.cli.commands.ledger import ledger
 from penstock_client.cli.commands.logs import events, logs
 from penstock_client.cli.commands.submit import check_with, clone, submit_with
 from penstock_client.cli.connection import connected
@@ -62,6 +63,9 @@ def client_commands(read: RecipeReader) -> tuple[CliCommand, ...]:
         ("watch", runs.watch, RUNS),
         ("events", events, LOOK),
         ("logs", logs, LOOK),
+        ("samples", samples.samples, LOOK),
+        ("lineage", samples.lineage, LOOK),
+        ("ledger", ledger, LOOK),
         ("compare", compare, LOOK),
         ("checkpoints", files.checkpoints, LOOK),
         ("export", files.export, LOOK),

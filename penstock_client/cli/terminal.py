@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
@@ -36,6 +37,33 @@ def print_line(text: str) -> None:
 def print_note(text: str) -> None:
     """Print one line on standard error, where it is no part of the data."""
     print(plain(text), file=sys.stderr, flush=True)
+
+
+@contextmanager
+def busy(what: str) -> Iterator[None]:
+    """Show on standard error that this is being done, if a person looks at it there; nothing stays."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status(plain(what)):
+        yield
+
+
+@contextmanager
+def bar(what: str, size: int) -> Iterator[Callable[[int], None]]:
+    """A bar of `size` bytes on standard error, if a person looks at it there; what it yields moves it by some bytes."""
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(plain(what), total=size)
+        yield lambda more: progress.advance(task, more)
 
 
 def print_json(document: Any) -> None:

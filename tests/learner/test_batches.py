@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from learner.training.minibatches import filler, micro_batches, plan_step
+from learner.training.results import numbered
 from learner.training.shares import PlannedSample
 from services.contracts import Batch, BatchGroup, BatchSample
 from services.streams.delivery.payloads import SamplePayload
@@ -49,6 +50,16 @@ def test_a_single_group_is_spread_over_the_ranks() -> None:
 def test_a_mini_batch_without_trainable_responses_is_an_error() -> None:
     plans = plan_step(batch_of(("a", [5, 5], {0, 1}), ("b", [5, 5], set())), 1, "token", 1, longest=9, row_tokens=0)
     assert [plan.trainable for plan in plans] == [False, True]
+
+
+def test_groups_are_numbered_by_the_step_that_trains_them() -> None:
+    """A mini-batch without trainable responses makes no optimizer step; one of a group is trained with the others."""
+    groups = [("a", [5], set()), ("b", [5], {0}), ("c", [5], {0}), ("d", [5], {0}), ("e", [5], set())]
+    plans = plan_step(batch_of(*groups), 2, "token", 2, longest=9, row_tokens=0)
+    numbers = numbered(plans)
+    assert numbers == {"a": 1, "b": 1, "e": 2}
+    for number, plan in enumerate((plan for plan in plans if plan.trainable), start=1):
+        assert {numbers[sample.group] for share in plan.shares for sample in share} == {number}
 
 
 def planned(key: str, group: str, tokens: int) -> PlannedSample:

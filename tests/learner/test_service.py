@@ -112,6 +112,8 @@ async def check_records(redis: Any, keys: RunKeys) -> None:
     counts = await group_counts(redis, keys)
     assert (counts.trained, counts.pending, counts.reconciled) == (8, 0, True)
     assert [step.staleness for step in steps] == [(0, 0, 0, 0)] * 2
+    assert [step.optimizer_step_of for step in steps] == [(1, 1, 2, 2)] * 2
+    assert await redis.hget(keys.group("v1g2"), "optimizer_step") == b"2"
     assert steps[0].prompts == tuple(f"prompt of v0g{index}" for index in range(4))
     # All of it is in the archive; no checkpoint is needed.
     assert await redis.xlen(keys.batches) == 0

@@ -74,6 +74,8 @@ def test_a_record_has_the_facts_of_each_group_in_its_place() -> None:
         group.model_copy(update={"prompt": prompt, "staleness": staleness})
         for group, (_, prompt, staleness) in zip(batch.groups, facts, strict=True)
     )
-    record = step_record(batch.model_copy(update={"groups": groups}), Trained({}, ()), 3, 1.0, WRITER, 1e-6)
+    trained = Trained({}, (), step_of={"g2": 1, "g0": 2})
+    record = step_record(batch.model_copy(update={"groups": groups}), trained, 3, 1.0, WRITER, 1e-6)
     assert list(zip(record.groups, record.prompts, record.staleness, strict=True)) == facts
+    assert record.optimizer_step_of == (2, None, 1)
     assert (record.step, record.version) == (4, 3)

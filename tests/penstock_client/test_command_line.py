@@ -141,6 +141,22 @@ def test_a_closed_pipe_is_quiet() -> None:
     assert (done.stderr, status in ("1", "141")) == ("", True)
 
 
+@pytest.mark.parametrize(
+    ("output", "said"),
+    [
+        (">&-", "cannot be reached"),
+        ("> /dev/full", "the output cannot be written: [Errno 28] No space left on device"),
+    ],
+)
+def test_output_that_cannot_be_written(output: str, said: str) -> None:
+    command = "--version" if "full" in output else "runs --api http://127.0.0.1:1"
+    line = f"{' '.join(CLIENT)} {command} {output}"
+    done = subprocess.run(["bash", "-c", line], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
 def test_ctrl_c_is_130() -> None:
     with silent_server() as url:
         command = [*CLIENT, "show", "r", "--api", url]
@@ -193,6 +209,17 @@ def test_what_is_no_recipe_is_refused(tmp_path: Path) -> None:
     recipe.write_text("{name: x, verifier: 'python:./secret.py:score'}")
     status, output = client_only("submit", str(recipe), "--api", NOWHERE)
     assert (status, "expected a file in" in output, "root:" in output) == (2, True, False)
+
+
+@pytest.mark.parametrize(
+    "given", [["cancel"], ["pause"], ["resume"], ["edit", "priority=1"], ["adopt"], ["scale", "--rollout", "1"]]
+)
+def test_what_changes_a_run_answers_as_json(given: list[str]) -> None:
+    run = {"id": "r", "state": "running", "reason": "of a release [with] more", "added": {"later": 1}}
+    with other_server(answer(202, "application/json", json.dumps(run))) as server:
+        name, *rest = given
+        status, output = client_only(name, "r", *rest, "--json", "--api", server.url)
+    assert (status, json.loads(output)) == (0, run)
 
 
 def test_a_new_token_is_printed_with_its_digest() -> None:

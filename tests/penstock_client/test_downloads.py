@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock_client.client import Client
 from tests.deploy.command_line import penstock
 from tests.penstock_client.other_servers import Respond, answer, other_server
 
@@ -41,6 +42,14 @@ def test_an_export_is_downloaded_once(tmp_path: Path) -> None:
         status, output = penstock(*given)
         assert (status, output.split()[:2]) == (0, ["is", "there"])
         assert [path for _, path, _ in server.requests].count("/v1/runs/r/export/nested/model.safetensors") == 1
+
+
+def test_a_download_tells_how_far_it_is(tmp_path: Path) -> None:
+    sizes: list[int] = []
+    with other_server(exporting("model.bin")) as server, Client(server.url, token="t") as client:
+        [file] = client.exported("r").files
+        assert client.download_export("r", file, tmp_path, sizes.append)
+    assert sum(sizes) == len(CONTENT)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import typer
 
 from penstock_client.cli.commands.arguments import JsonOption, RunArgument
 from penstock_client.cli.reporting import fail
-from penstock_client.cli.terminal import plain, print_json, print_line, print_note, print_table
+from penstock_client.cli.terminal import bar, plain, print_json, print_line, print_note, print_table
 
 if TYPE_CHECKING:
     from penstock_client.client import Client
@@ -72,7 +72,8 @@ def _download(client: Client, run: str, folder: Path) -> None:
         fail(f"{run}: no export")
     for file in found.files:
         try:
-            fresh = client.download_export(run, file, folder)
+            with bar(file.name, file.size) as progress:
+                fresh = client.download_export(run, file, folder, progress)
         except OSError as error:
             fail(f"--output: {str(folder / file.name)!r} cannot be written ({error.strerror})")
         print_line(plain(f"{'downloaded' if fresh else 'is there  '}  {mebibytes(file.size):>12}  {file.name}"))

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock_client.cli.commands.arguments import RecipeArgument, RunArgument, read_settings
-from penstock_client.cli.following.follow import POLL_S, exists, follow
+from penstock_client.cli.commands.arguments import JsonOption, RecipeArgument, RunArgument, read_settings
+from penstock_client.cli.following.follow import exists, follow
+from penstock_client.cli.following.notices import POLL_S
 from penstock_client.cli.reporting import EXIT_FAILED, warn
 from penstock_client.cli.terminal import plain, print_json, print_line
 
@@ -108,15 +109,17 @@ def clone(
 def check_with(read: RecipeReader) -> Callable[..., None]:
     """The command, which reads recipes with `read`."""
 
-    def check(client: Client, recipe: RecipeArgument) -> None:
+    def check(client: Client, recipe: RecipeArgument, as_json: JsonOption = False) -> None:
         """Let the API check a recipe with its files, as if it were submitted; exit status 1 if it is not valid."""
         given = read(recipe, client.url)
         faults = client.check(given.document, given.files)
-        for fault in faults:
-            print_line(plain(fault))
+        if as_json:
+            print_json({"faults": faults})
+        else:
+            for line in faults or [f"{recipe}: valid for {client.url}"]:
+                print_line(plain(line))
         if faults:
             raise typer.Exit(EXIT_FAILED)
-        print_line(plain(f"{recipe}: valid for {client.url}"))
 
     return check
 

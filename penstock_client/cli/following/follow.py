@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from penstock_client.cli.following.notices import POLL_S, RunNotices
 from penstock_client.cli.terminal import plain, print_line
 
 if TYPE_CHECKING:
@@ -19,9 +20,8 @@ if TYPE_CHECKING:
     from penstock_client.client import Client
     from penstock_client.models import RolloutStep, Run
 
-POLL_S = 1.0
 MISSED_POLLS = 30
-"""How many polls in a row may fail before `follow` fails."""
+"""How many looks in a row may fail before `follow` fails."""
 UNKNOWN, UNREADABLE = 404, 409
 """The API's answers for a run that does not exist, and for one whose recipe its release cannot read."""
 
@@ -31,14 +31,20 @@ def follow(
 ) -> tuple[Run, list[RolloutStep]]:
     """Print a run's progress until the run has ended; returns its last view and all its steps.
 
-    `live`: as a drawing, if standard output is a terminal. `check` is called between polls and may raise. Raises
-    ApiError; ApiUnreachableError only after MISSED_POLLS polls in a row without an answer.
+    The run is looked at when its stream of events says so. `live`: as a drawing, if standard output is a terminal.
+    `check` is called about every second and may raise. Raises ApiError; ApiUnreachableError only after MISSED_POLLS
+    looks in a row without an answer.
     """
     from penstock_client.errors import ApiError
     from penstock_client.transport import is_passing
 
-    printer = _printer(live)
-    missed = MISSED_POLLS  # no poll may be missed before the first answer
+    printer, notices = _printer(live), RunNotices(client, run)
+    missed = MISSED_POLLS  # no look may be missed before the first answer
+
+    def tick() -> None:
+        check()
+        printer.refresh()
+
     try:
         while True:
             try:
@@ -55,9 +61,10 @@ def follow(
                 continue
             if view.ended:
                 return view, printer.steps
-            check()
-            time.sleep(POLL_S)
+            notices.open()
+            notices.wait(tick)
     finally:
+        notices.close()
         printer.close()
 
 

@@ -52,12 +52,19 @@ class LiveView:
     def __init__(self, console: Console) -> None:
         self._live = Live(console=console, auto_refresh=False, vertical_overflow="crop")
         self._live.start()
+        self._view: Run | None = None
         self.steps: list[RolloutStep] = []
 
     def take(self, view: Run, steps: list[RolloutStep]) -> None:
         """Draw the run's view with the new steps."""
+        self._view = view
         self.steps += steps
-        self._live.update(draw_run(view, self.steps, time.time()), refresh=True)
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Draw it again: waits and ages are longer now."""
+        if self._view is not None:
+            self._live.update(draw_run(self._view, self.steps, time.time()), refresh=True)
 
     def close(self) -> None:
         """Leave the last drawing, and the terminal as it was."""

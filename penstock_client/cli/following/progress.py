@@ -88,6 +88,9 @@ class Follower:
                     self._line(time.time(), alert, style="bold")
                 self._line(time.time(), f"{hint('resume', view.id)} resumes it")
 
+    def refresh(self) -> None:
+        """Nothing changes between the API's answers."""
+
     def close(self) -> None:
         """Nothing is left to print."""
 

@@ -52,6 +52,7 @@ FACTS = [
     ("evaluation", pa.string()),
     ("set", pa.string()),
     ("step", pa.int64()),
+    ("optimizer_step", pa.int32()),
     ("version", pa.int64()),
     ("staleness", pa.int32()),
     ("archived_ms", pa.int64()),
@@ -88,6 +89,15 @@ def to_table(rows: Sequence[GroupRow]) -> pa.Table:
     columns.append(_nested([each.response_ids for each in tokens], pa.int32()))
     columns.append(_nested([each.behaviour_logprobs for each in tokens], pa.float32()))
     return pa.Table.from_arrays(columns, schema=SCHEMA)
+
+
+def joined(tables: Sequence[pa.Table]) -> pa.Table:
+    """The rows of tables in all columns: an older release wrote fewer of them, and null is what its rows have there."""
+    absent = [name for name in SCHEMA.names if not any(name in table.column_names for table in tables)]
+    table = pa.concat_tables(tables, promote_options="default")
+    for name in absent:
+        table = table.append_column(SCHEMA.field(name), pa.nulls(table.num_rows, SCHEMA.field(name).type))
+    return table.select(SCHEMA.names)
 
 
 def to_groups(table: pa.Table) -> list[ArchivedGroup]:

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from services.storage.groups.columns import joined
 from services.storage.groups.listing import CACHE
 from services.storage.groups.parts import Part, delete_parts, list_parts, write_table
 from services.storage.mirror import Mirror
@@ -45,7 +46,7 @@ def merge_once(folder: Path, mirror: Mirror) -> bool:
         return False
     place = folder / CACHE if mirror.remote else folder
     mirror.fetch({part.path: part.size for part in chosen}, place)
-    table = pa.concat_tables([pq.ParquetFile(place / part.path).read() for part in chosen])
+    table = joined([pq.ParquetFile(place / part.path).read() for part in chosen])
     write_table(folder, mirror, _newest(table), chosen[0].level + 1)
     delete_parts(place, mirror, chosen)
     return True

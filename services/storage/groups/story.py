@@ -52,8 +52,10 @@ class ArchivedGroup(Value):
 
     `resumption`: that of the run which last rewound it, so that it counts the attempts at a group that was reopened.
     `release`: trained, filtered, stale, dead or evaluated; `reason`: why, in a line. `evaluation` and `set`: "" for
-    training groups. `step`: the rollout step that trained it, and `version` the policy version which that step
-    published; None for others. `staleness`: as trained. `archived_ms`: Unix milliseconds, one value per written file.
+    training groups. `step`: the rollout step that trained it, `optimizer_step` the number of the optimizer step in it,
+    from 1 on, and `version` the policy version which it published; None for others, and where a group that was archived
+    by an older release has no number. `staleness`: as trained. `archived_ms`: Unix milliseconds, one value per written
+    file.
     """
 
     group: str
@@ -64,6 +66,7 @@ class ArchivedGroup(Value):
     evaluation: str = ""
     set: str = ""
     step: int | None = None
+    optimizer_step: int | None = None
     version: int | None = None
     staleness: int | None = None
     archived_ms: int

@@ -6,11 +6,12 @@ import threading
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from services.contracts import Lane, Outcome, Prompt, VersionSpan
 from services.storage.errors import StoreError
-from services.storage.groups import listing, merging, parts, reader
+from services.storage.groups import columns, listing, merging, parts, reader
 from services.storage.groups.filters import SampleFilter, SearchPlace
 from services.storage.groups.listing import CACHE, DamagedPartError
 from services.storage.groups.merging import merge_once, next_merge
@@ -233,6 +234,26 @@ def test_many_small_files_become_few(tmp_path: Path, monkeypatch):
     assert sorted(path.name for path in (tmp_path / parts.FOLDER).iterdir()) == sorted(part.name for part in left)
     assert sorted(set(everything(archive))) == sorted(ALL + [(f"g{n:08d}", i) for n in range(60, 66) for i in range(3)])
     assert len(everything(archive)) == 66 * SAMPLES, "the older row of g1 is not found"
+
+
+def test_files_of_an_older_release_are_read_and_merged(tmp_path: Path, monkeypatch):
+    with monkeypatch.context() as older:
+        kept = [field for field in columns.SCHEMA if field.name != "optimizer_step"]
+        older.setattr(columns, "SCHEMA", pa.schema(kept))
+        older.setattr(columns, "UNTIL_TOKENS", [name for name in columns.UNTIL_TOKENS if name != "optimizer_step"])
+        write_part(tmp_path, NO_MIRROR, [row(1, 1000, optimizer_step=2)])
+    write_part(tmp_path, NO_MIRROR, [row(2, 1001, optimizer_step=2)])
+    archive = GroupArchive(tmp_path)
+
+    def numbers():
+        stories = [archive.find(f"g{number:08d}") for number in (1, 2)]
+        return [story.optimizer_step if story else "lost" for story in stories]
+
+    assert numbers() == [None, 2]
+    assert len(everything(archive)) == 2 * SAMPLES
+    monkeypatch.setattr(merging, "TOGETHER", 2)
+    assert merge_once(tmp_path, NO_MIRROR)
+    assert numbers() == [None, 2]
 
 
 def test_big_files_are_not_merged(monkeypatch):

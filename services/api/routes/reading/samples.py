@@ -10,21 +10,22 @@ import json
 from functools import lru_cache
 from typing import Annotated
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Request
 from pydantic import ValidationError
 
 from services.api.dependencies import PlatformOf, ViewedRun
+from services.api.guard.redis_deadline import beyond_redis, without_redis
 from services.api.routes.reading.stored_files import MissingFileError
 from services.api.routes.reading.token_texts import token_texts
 from services.api.views.reading.samples import AttemptView, GroupView, SampleList, SampleView, StorySample, TokenView
-from services.contracts import Lane, Outcome, Release, StepRecord, Task, Verdict, VersionSpan
+from services.contracts import Lane, OptimizerStepRecord, Outcome, Release, StepRecord, Task, Verdict, VersionSpan
 from services.storage.groups.filters import FoundSample, SampleFilter
 from services.storage.groups.listing import DamagedPartError
 from services.storage.groups.reader import GroupArchive
 from services.storage.groups.story import ArchivedSample, GroupStory
 from services.streams.connection.client import Redis
 from services.streams.keys import EVALUATION_GROUP, RunKeys
-from services.streams.state.events import read_newest
+from services.streams.state.events import read_step
 from services.streams.state.group_state import EVALUATED, read_groups
 from services.streams.state.run_record import RunRecord
 
@@ -47,6 +48,7 @@ def _archive(run: str, _created_at: float) -> GroupArchive:
 
 @router.get("/{run}/samples")
 async def list_samples(
+    request: Request,
     record: ViewedRun,
     lane: Lane | None = None,
     outcome: Outcome | None = None,
@@ -78,6 +80,7 @@ async def list_samples(
         least=score_min,
         most=score_max,
     )
+    beyond_redis(request)
     archive = await asyncio.to_thread(_archive, record.id, record.created_at)
     try:
         page = await asyncio.to_thread(archive.search, wanted, after or "", limit)
@@ -91,17 +94,18 @@ def _sample(found: FoundSample) -> SampleView:
 
 
 @router.get("/{run}/groups/{group}")
-async def show_group(platform: PlatformOf, record: ViewedRun, group: str) -> GroupView:
+async def show_group(request: Request, platform: PlatformOf, record: ViewedRun, group: str) -> GroupView:
     """The story of a group: prompt, attempts with samples and verdicts, why it was kept or dropped, the step."""
     archive = await asyncio.to_thread(_archive, record.id, record.created_at)
-    stories, problem = await asyncio.to_thread(_stories, archive, group)
+    async with without_redis(request):
+        stories, problem = await asyncio.to_thread(_stories, archive, group)
     keys = RunKeys(record.id)
     flying = None if stories else await _in_flight(platform.redis, keys, group)
     if not stories and flying is None and problem is None:
         raise MissingFileError(f"group {group[:200]!r} of run {record.id!r} is neither in flight nor archived")
     attempts = []
     for story in stories:
-        step = await _step(platform.redis, keys, story.step)
+        step = None if story.step is None else await read_step(platform.redis, keys, story.step)
         checkpoint = await _checkpoint(platform.redis, keys, story.step)
         attempts.append(await asyncio.to_thread(_attempt, record, story, step, checkpoint))
     prompt = next((story.prompt for story in stories if story.prompt), None)
@@ -124,16 +128,6 @@ def _stories(archive: GroupArchive, group: str) -> tuple[list[GroupStory], str |
         return [], str(error)[:500]
 
 
-async def _step(redis: Redis, keys: RunKeys, step: int | None) -> StepRecord | None:
-    """The record of a rollout step, if Redis has it."""
-    if step is None:
-        return None
-    async for record in read_newest(redis, keys, keys.steps, StepRecord):
-        if record.step <= step:
-            return record if record.step == step else None
-    return None
-
-
 def _attempt(record: RunRecord, story: GroupStory, step: StepRecord | None, checkpoint: str | None) -> AttemptView:
     samples = [
         StorySample(**dict(sample), tokens=_tokens(record, sample, ids, logprobs))
@@ -146,11 +140,19 @@ def _attempt(record: RunRecord, story: GroupStory, step: StepRecord | None, chec
         step=story.step,
         version=story.version,
         staleness=story.staleness,
+        optimizer_step=story.optimizer_step,
+        optimizer=_optimizer(story, step),
         optimizer_steps=step.optimizer_steps if step else None,
         learning_rate=step.learning_rate if step else None,
         checkpoint=checkpoint,
         samples=samples,
     )
+
+
+def _optimizer(story: GroupStory, step: StepRecord | None) -> OptimizerStepRecord | None:
+    """The optimizer step that trained the group, if Redis has the record of its rollout step."""
+    number = story.optimizer_step
+    return step.optimizer[number - 1] if step and number and number <= len(step.optimizer) else None
 
 
 async def _checkpoint(redis: Redis, keys: RunKeys, step: int | None) -> str | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel
 
-from services.contracts import Lane, Prompt
+from services.contracts import Lane, OptimizerStepRecord, Prompt
 from services.storage.groups.filters import FoundSample
 from services.storage.groups.story import ArchivedSample
 
@@ -51,8 +51,10 @@ class StorySample(ArchivedSample):
 class AttemptView(BaseModel):
     """One attempt at a group; a rewind of the run makes another one. `resumption`: that of the run.
 
-    `release`: null while the group is in flight. `step` trained it, `version` is the policy that the step published,
-    `optimizer_steps` how many optimizer steps it took, at `learning_rate`; `checkpoint`: the first one that holds it.
+    `release`: null while the group is in flight. `step` trained it, `version` is the policy that the step published.
+    `optimizer_step`: the number of the optimizer step in it that trained the group, from 1 on, null where an older
+    release archived it; `optimizer`: what that one was. `optimizer_steps` were applied in `step`, at `learning_rate`.
+    `checkpoint`: the first one that holds the step.
     """
 
     resumption: int = 0
@@ -61,6 +63,8 @@ class AttemptView(BaseModel):
     step: int | None = None
     version: int | None = None
     staleness: int | None = None
+    optimizer_step: int | None = None
+    optimizer: OptimizerStepRecord | None = None
     optimizer_steps: int | None = None
     learning_rate: float | None = None
     checkpoint: str | None = None

@@ -66,6 +66,8 @@ async def test_a_group_tells_its_story(api, story, run_id):
     assert attempt["step"] is None
     trained = (await api.get(f"/v1/runs/{run_id}/groups/g1")).json()["attempts"][0]
     assert (trained["release"], trained["step"], trained["optimizer_steps"]) == ("trained", 1, 2)
+    assert (trained["optimizer_step"], trained["optimizer"]["loss"]) == (1, 0.25)
+    assert (attempt["optimizer_step"], attempt["optimizer"]) == (None, None)
     assert [sample["index"] for sample in attempt["samples"]] == [0, 1]
     tokens = attempt["samples"][0]["tokens"]
     assert [(token["id"], token["logprob"], token["version"]) for token in tokens] == [(8, -0.5, 3), (9, -1.25, 4)]
