@@ -9,19 +9,20 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from tests.browser.scene import gateway
+from tests.browser.visits import WAIT_MS, visit
 from tests.harness.api_access import TOKEN
 from tests.harness.programs import needed
-
-WAIT_MS = 20_000
+from tests.harness.servers.redis_servers import embedded_server
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     """One browser for the tests of a file: while it is open its loop runs, in which no other test could run its own."""
     chromium = needed("chromium")
+    expect.set_options(timeout=WAIT_MS)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-dev-shm-usage"])
         yield browser
@@ -29,30 +30,19 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture(scope="module")
-def address(redis_url: str) -> Iterator[str]:
-    """A gateway over runs that have a history."""
-    with gateway(redis_url) as found:
+def address() -> Iterator[str]:
+    """A gateway over runs that have a history, in a Redis of their own."""
+    with embedded_server() as server, gateway(f"redis://127.0.0.1:{server.port}/0") as found:
         yield found
 
 
 @pytest.fixture
 def page(browser: Browser, address: str) -> Iterator[Page]:
-    """A page that is signed in. A script error, or a request to another host, fails the test."""
-    context = browser.new_context(viewport={"width": 1280, "height": 900})
-    page, faults = context.new_page(), list[str]()
-    page.set_default_timeout(WAIT_MS)
-    page.on("pageerror", lambda error: faults.append(f"script: {error}"))
-    page.on("request", lambda request: faults.append(request.url) if foreign(request.url, address) else None)
-    page.goto(f"{address}/#token={TOKEN}")
-    page.get_by_role("heading", name="Runs").wait_for()
-    yield page
-    context.close()
-    assert not faults
-
-
-def foreign(url: str, address: str) -> bool:
-    """Whether a request leaves the platform."""
-    return not url.startswith((address, "data:", "blob:"))
+    """A page that is signed in."""
+    with visit(browser, address) as page:
+        page.goto(f"{address}/#token={TOKEN}")
+        page.get_by_role("heading", name="Runs").wait_for()
+        yield page
 
 
 @pytest.fixture

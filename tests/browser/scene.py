@@ -7,26 +7,56 @@ from __future__ import annotations
 
 import asyncio
 import math
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import httpx
+import numpy as np
+import pytest
 
+from services.api.access.roles import EVERY_PROJECT, Principal, Role
+from services.api.access.tokens import TokenAccess, local_principal, token_digest
 from services.api.server import serve_api
-from services.contracts import EvaluationRecord, PassAt, RunState, StepRecord
+from services.contracts import (
+    EvaluationRecord,
+    Lane,
+    OptimizerStepRecord,
+    Outcome,
+    PassAt,
+    Prompt,
+    RunState,
+    StepRecord,
+    VersionSpan,
+)
 from services.settings import parse_recipe
+from services.storage.groups.parts import write_part
+from services.storage.groups.story import ArchivedGroup, ArchivedSample, GroupRow, GroupTokens
+from services.storage.mirror import NO_MIRROR
 from services.streams.connection.client import Redis, connect
 from services.streams.keys import RunKeys
+from services.streams.runs.ledger import BUSY, GPU_MS, IDLE, LedgerWriter, charged_field
 from services.streams.state.events import EventLog, append_message
-from services.streams.state.runs import RunRecords
-from tests.harness.api_access import ACCESS, HEADERS
+from services.streams.state.ownership import become_owner
+from services.streams.state.run_record import DEFAULT_PROJECT
+from services.streams.state.runs import OWNER, RunRecords
+from tests.harness.api_access import HEADERS, TOKEN
 from tests.harness.free_ports import free_port
 from tests.harness.small_run import recipe_document
 
 STEPS, SIZE = 12, 4
 READY_S = 30
+GROUP, GROUP_STEP = "g00000021", 7
+VIEWER = "token-of-a-viewer"
+ACCESS = TokenAccess(
+    {
+        token_digest(TOKEN): local_principal(),
+        token_digest(VIEWER): Principal("viewer", {EVERY_PROJECT: Role.VIEWER}),
+    }
+)
 
 
 def step_record(step: int) -> StepRecord:
@@ -58,7 +88,10 @@ def step_record(step: int) -> StepRecord:
     }
     times = {"generation_started_at": 1.0, "generation_finished_at": 2.0}
     times |= {"learning_started_at": 2.0, "learning_finished_at": 3.0}
-    return StepRecord(step=step, version=step, optimizer_steps=2, groups=("g",), metrics=metrics, **times)
+    optimizer = tuple(OptimizerStepRecord(loss=loss, gradient_norm=1.75, applied=True) for loss in (0.5, 0.25))
+    return StepRecord(
+        step=step, version=step, optimizer_steps=2, groups=("g",), metrics=metrics, optimizer=optimizer, **times
+    )
 
 
 def evaluation_record(name: str, version: int, accuracy: float) -> EvaluationRecord:
@@ -77,7 +110,63 @@ def evaluation_record(name: str, version: int, accuracy: float) -> EvaluationRec
     )
 
 
-async def fill(redis: Redis) -> list[str]:
+def archived_group() -> GroupRow:
+    """A group with a correct and a wrong sample, which the second optimizer step of its rollout step trained."""
+    texts = ("1 + 5 = 6", "The answer is 1.")
+    samples = tuple(
+        ArchivedSample(
+            index=index,
+            outcome=Outcome.WRONG if index else Outcome.CORRECT,
+            score=1.0 - index,
+            answer="16"[1 - index],
+            reward=-1.0 if index else 1.0,
+            advantage=-0.87 if index else 0.87,
+            response_tokens=5,
+            mean_logprob=-0.4,
+            replica="rollout-1",
+            finish_reason="stop",
+            text=text,
+            spans=(VersionSpan(version=5, start=0, end=3), VersionSpan(version=6, start=3, end=5)),
+        )
+        for index, text in enumerate(texts)
+    )
+    prompt = Prompt(
+        id="p000004",
+        messages=({"role": "user", "content": "What is 1 + 5?"},),
+        verifier="math",
+        reference={"answer": "6"},
+    )
+    group = ArchivedGroup(
+        group=GROUP,
+        lane=Lane.TRAIN,
+        resumption=0,
+        release="trained",
+        reason="of 2 verdicts 1 correct, 1 wrong",
+        step=GROUP_STEP,
+        optimizer_step=2,
+        version=GROUP_STEP,
+        staleness=1,
+        archived_ms=1,
+        prompt=prompt,
+        samples=samples,
+    )
+    ids = tuple(np.arange(5, dtype=np.int32) for _ in samples)
+    return GroupRow(group, GroupTokens(np.array([7], np.int32), ids, tuple(-each / 4.0 for each in ids)))
+
+
+async def charge(redis: Redis, keys: RunKeys) -> None:
+    """A ledger that closes: of 1,000 tokens 700 were trained and 200 filtered; the fleet was busy for an hour."""
+    lane = keys.lane(Lane.TRAIN)
+    used = {"tokens_generated": 1000, "tokens_trained": 700, "tokens_filtered": 200}
+    await redis.hset(lane.counters, mapping=used)
+    await redis.hset(lane.tokens_in_flight, GROUP, 100)
+    writer = LedgerWriter(redis, keys, await become_owner(redis, keys, OWNER), DEFAULT_PROJECT)
+    hours = {"rollout": (BUSY, 1.0), "learner": (IDLE, 0.5)}
+    amounts = {charged_field(name, state, GPU_MS): round(part * 3_600_000) for name, (state, part) in hours.items()}
+    await writer.charge(time.time(), amounts)
+
+
+async def fill(redis: Redis, runs: Path) -> list[str]:
     """Three runs: one that runs and has a history, one that is queued, one that failed; their ids."""
     records = RunRecords(redis)
     names = [f"browser-{word}" for word in ("running", "queued", "failed")]
@@ -95,6 +184,9 @@ async def fill(redis: Redis) -> list[str]:
     for name, version, accuracy in (("before", 0, 0.22), ("step-10", 10, 0.7)):
         await append_message(redis, keys, keys.evaluations, evaluation_record(name, version, accuracy), 0)
     await log.write("service-ready", "rollout <b>not markup</b>")
+    write_part(runs / running, NO_MIRROR, [archived_group()])
+    await redis.set(keys.checkpoints, "[10]")
+    await charge(redis, keys)
     return names
 
 
@@ -106,7 +198,7 @@ def gateway(redis_url: str) -> Iterator[str]:
     async def serve() -> None:
         redis = await connect(redis_url)
         try:
-            await fill(redis)
+            await fill(redis, Path(runs))
             await serve_api(redis, ACCESS, "127.0.0.1", port, stopping)
         finally:
             await redis.aclose()
@@ -118,17 +210,19 @@ def gateway(redis_url: str) -> Iterator[str]:
             loop.close()
 
     thread = threading.Thread(target=run, name="gateway", daemon=True)
-    thread.start()
-    address, ends = f"http://127.0.0.1:{port}", time.monotonic() + READY_S
-    try:
-        while not _answers(address):
-            assert thread.is_alive(), "the gateway has ended"
-            assert time.monotonic() < ends, f"the gateway did not answer within {READY_S} s"
-            time.sleep(0.05)
-        yield address
-    finally:
-        loop.call_soon_threadsafe(stopping.set)
-        thread.join(READY_S)
+    with tempfile.TemporaryDirectory() as runs, pytest.MonkeyPatch.context() as patched:
+        patched.setenv("PENSTOCK_RUNS", runs)
+        thread.start()
+        address, ends = f"http://127.0.0.1:{port}", time.monotonic() + READY_S
+        try:
+            while not _answers(address):
+                assert thread.is_alive(), "the gateway has ended"
+                assert time.monotonic() < ends, f"the gateway did not answer within {READY_S} s"
+                time.sleep(0.05)
+            yield address
+        finally:
+            loop.call_soon_threadsafe(stopping.set)
+            thread.join(READY_S)
 
 
 def _answers(address: str) -> bool:

@@ -1,13 +1,15 @@
 """The page in a real browser, over runs with a history: what it shows, by keyboard, narrow, dark, and accessible."""
 
 import json
+import re
 from pathlib import Path
 
 import axe_playwright_python
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser.scene import STEPS
+from tests.browser.scene import GROUP, STEPS
+from tests.browser.visits import WAIT_MS
 from tests.harness.api_access import TOKEN
 from tests.harness.each import each
 
@@ -20,16 +22,20 @@ VIEWS = (
     ("#/runs/browser-running/logs", "browser-running"),
     ("#/runs/browser-running/files", "browser-running"),
     ("#/runs/browser-running/evaluations", "browser-running"),
+    ("#/runs/browser-running/ledger", "browser-running"),
+    ("#/runs/browser-running/events", "browser-running"),
+    (f"#/runs/browser-running/groups/{GROUP}", f"Group {GROUP}"),
     ("#/compare?runs=browser-running,browser-failed", "Compare runs"),
     ("#/create", "New run"),
     ("#/queue", "Queue"),
+    ("#/projects", "Projects"),
 )
 
 
 def opened(page, address, view, heading):
     page.evaluate("hash => { location.hash = hash }", view)
     page.get_by_role("heading", name=heading, exact=True, level=1).wait_for()
-    page.wait_for_load_state("networkidle") if "runs/" not in view else page.wait_for_timeout(300)
+    expect(page.get_by_text(re.compile("^Loading "))).to_have_count(0, timeout=WAIT_MS)
 
 
 def violations(page):

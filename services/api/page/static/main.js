@@ -8,13 +8,14 @@ import { Toasts } from "./parts/toasts.js";
 import { Compare } from "./views/compare.js";
 import { Create } from "./views/create.js";
 import { Group } from "./views/group.js";
+import { Projects } from "./views/projects.js";
 import { Queue } from "./views/queue.js";
 import { Run } from "./views/run.js";
 import { Runs } from "./views/runs.js";
 import { SignIn } from "./views/sign_in.js";
 
-const VIEWS = { runs: Runs, run: Run, group: Group, compare: Compare, create: Create, queue: Queue };
-const PLACES = [["Runs", ["runs"], "runs"], ["Compare", ["compare"], "compare"], ["Queue", ["queue"], "queue"]];
+const VIEWS = { runs: Runs, run: Run, group: Group, compare: Compare, create: Create, queue: Queue, projects: Projects };
+const PLACES = [["Runs", ["runs"], "runs"], ["Compare", ["compare"], "compare"], ["Queue", ["queue"], "queue"], ["Projects", ["projects"], "projects"]];
 
 function placeOf(parts) {
   if (parts[0] === "runs" && parts[2] === "groups" && parts[3]) return "group";

@@ -62,6 +62,12 @@ export async function call(method, path, options) {
 }
 
 export const get = (path, params, options) => call("GET", path, { params, ...options });
+/** A JSON answer and its entity tag, by which a change can say what it was made from. Throws ApiError. */
+export async function getTagged(path, options) {
+  const answer = await send("GET", path, options);
+  return { value: await answer.json(), tag: answer.headers.get("ETag") };
+}
+
 export const runPath = (run, rest = "") => `/v1/runs/${encodeURIComponent(run)}${rest}`;
 
 /** A file, saved by the browser under `name`. */

@@ -21,6 +21,10 @@ export function duration(seconds) {
 export const ago = (at, now = Date.now() / 1000) => `${duration(now - at)} ago`;
 export const time = (at) => new Date(at * 1000).toLocaleString();
 export const clock = (at) => new Date(at * 1000).toLocaleTimeString();
+/** Two decimals, or four of a small amount, which a run on a laptop has. */
+const figure = (amount) => { const places = amount >= 1 || amount === 0 ? 2 : 4; return amount.toLocaleString("en", { minimumFractionDigits: places, maximumFractionDigits: places }); };
+export const hours = (seconds) => figure(seconds / 3600);
+export const money = (amount, currency) => (amount === null || amount === undefined ? "–" : `${figure(amount)} ${currency ?? ""}`.trim());
 export const bytes = (size) => {
   const units = ["B", "KiB", "MiB", "GiB", "TiB"];
   let at = 0;

@@ -1,7 +1,7 @@
 // Owns small pieces that views share: states, problems, empty places, tables, dialogs.
 import { html, useEffect, useRef } from "../vendor/vendor.js";
 
-const MARKS = { queued: "◷", starting: "◔", running: "▶", paused: "⏸", succeeded: "✓", failed: "✕", cancelled: "⊘" };
+const MARKS = { queued: "◷", starting: "◔", running: "▶", paused: "‖", succeeded: "✓", failed: "✕", cancelled: "⊘" };
 
 /** A state as a word with a mark, so that colour alone never says it. */
 export const State = ({ state, note }) =>
@@ -29,10 +29,14 @@ export const Table = ({ caption, columns, rows, keyOf, empty = "Nothing here." }
       options.head ? html`<th scope="row">${cell(row)}</th>` : html`<td class=${options.number ? "number" : ""}>${cell(row)}</td>`)}</tr>`)}</tbody>
   </table></div>`;
 
-/** A question before something that cannot be undone, or that needs a value. */
+/** A question before something that cannot be undone, or that needs a value. The focus stays in it, and returns then. */
 export function Dialog({ title, children, close }) {
-  const box = useRef(null);
-  useEffect(() => { box.current.showModal(); }, []);
+  const box = useRef(null), before = useRef(document.activeElement);
+  useEffect(() => {
+    const dialog = box.current;
+    dialog.showModal();
+    return () => { dialog.close(); before.current?.focus(); };  // while it is open, nothing outside can have the focus
+  }, []);
   return html`<dialog ref=${box} onClose=${close} onCancel=${close} aria-label=${title}>
     <h2>${title}</h2>${children}</dialog>`;
 }

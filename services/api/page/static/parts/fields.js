@@ -1,5 +1,5 @@
 // Owns the inputs of a JSON schema: one per value, a group per section. Must not validate.
-import { html } from "../vendor/vendor.js";
+import { html, useState } from "../vendor/vendor.js";
 
 /** A schema with its reference followed, and of several forms the one that is not null. */
 export function resolved(schema, root) {
@@ -48,12 +48,18 @@ function input(shape, now, set, common, hint) {
       <option value="">${hint ? `default: ${hint}` : "–"}</option><option value="true">true</option><option value="false">false</option></select>`;
   }
   if (shape.type === "integer" || shape.type === "number") {
-    return html`<input ...${common} type="text" inputmode="decimal" placeholder=${hint} value=${now ?? ""} onChange=${(event) => set(numeric(event.target.value))} />`;
+    return html`<${Typed} ...${common} inputmode="decimal" placeholder=${hint} shown=${now ?? ""} take=${(text) => set(numeric(text))} />`;
   }
   if (shape.type === "string") {
-    return html`<input ...${common} type="text" placeholder=${hint} value=${now ?? ""} onChange=${(event) => set(event.target.value === "" ? undefined : event.target.value)} />`;
+    return html`<${Typed} ...${common} placeholder=${hint} shown=${now ?? ""} take=${(text) => set(text === "" ? undefined : text)} />`;
   }
-  return html`<input ...${common} type="text" placeholder=${hint || "JSON"} spellcheck=${false} value=${now === undefined ? "" : JSON.stringify(now)} onChange=${(event) => set(parsed(event.target.value))} />`;
+  return html`<${Typed} ...${common} placeholder=${hint || "JSON"} spellcheck=${false} shown=${now === undefined ? "" : JSON.stringify(now)} take=${(text) => set(parsed(text))} />`;
+}
+
+/** An input that keeps what is being typed, "0." too, whatever is drawn meanwhile; `take` gets it at each key. */
+function Typed({ shown, take, ...rest }) {
+  const [text, setText] = useState(null);
+  return html`<input ...${rest} type="text" value=${text ?? shown} onInput=${(event) => { setText(event.target.value); take(event.target.value); }} onBlur=${() => setText(null)} />`;
 }
 
 const numeric = (text) => (text.trim() === "" ? undefined : Number.isNaN(Number(text)) ? text : Number(text));

@@ -7,15 +7,17 @@ import { link } from "../app/router.js";
 import { Facts, Loaded, State, Tabs } from "../parts/common.js";
 import { Actions } from "../parts/actions.js";
 import { Evaluations } from "./tabs/evaluations.js";
+import { Events } from "./tabs/events.js";
 import { Files } from "./tabs/files.js";
+import { Ledger } from "./tabs/ledger.js";
 import { Logs } from "./tabs/logs.js";
 import { Overview } from "./tabs/overview.js";
 import { Samples } from "./tabs/samples.js";
 import { Settings } from "./tabs/settings.js";
 
 const TABS = {
-  "": ["Overview", Overview], samples: ["Samples", Samples], evaluations: ["Evaluations", Evaluations], settings: ["Settings", Settings],
-  logs: ["Logs", Logs], files: ["Files", Files],
+  "": ["Overview", Overview], samples: ["Samples", Samples], evaluations: ["Evaluations", Evaluations], ledger: ["Ledger", Ledger], events: ["Events", Events],
+  settings: ["Settings", Settings], logs: ["Logs", Logs], files: ["Files", Files],
 };
 const LOOK_MS = 5000;
 const ENDED = ["succeeded", "failed", "cancelled"];
@@ -36,11 +38,11 @@ export function Run({ parts, params, me }) {
     </div>
     <${Facts} facts=${[["Project", view.project], ["Reason", view.reason], ["Submitted", html`<time title=${time(view.created_at)}>${ago(view.created_at)}</time>`],
       ["Rollout step", view.rollout_steps_total ? `${view.rollout_steps} of ${view.rollout_steps_total}` : null], ["Policy version", view.policy_version],
-      ["Priority", view.priority || null], ["Place in the queue", view.queue_position]]} />
+      ["Priority", view.priority || null], ["Place in the queue", view.queue_position], ["Waits for", view.queue_position ? view.waits_for : null]]} />
     ${view.problem && html`<p class="note">${view.problem}</p>`}
     ${(view.alerts ?? []).map((alert) => html`<p class="note" role="alert">${alert}</p>`)}
     <${Tabs} label="About this run" tabs=${tabs} current=${TABS[tab] ? tab : ""} />
-    <${View} view=${view} steps=${steps.value ?? []} params=${params} me=${me} again=${run.again} />
+    <${View} key=${view.id} view=${view} steps=${steps.value ?? []} params=${params} me=${me} again=${run.again} />
     ${offline && html`<p class="empty" role="status">Live events: ${offline} (the page looks again every ${LOOK_MS / 1000} s)</p>`}`}<//>`;
 }
 

@@ -33,8 +33,8 @@ export function Runs({ params, me }) {
       </div></div>
     <form class="row" role="search" onSubmit=${(event) => event.preventDefault()}>
       <label>State <select value=${state} onChange=${filter("state")}><option value="">all</option>${STATES.map((word) => html`<option>${word}</option>`)}</select></label>
-      <label>Name contains <input type="search" value=${name} onChange=${filter("name")} /></label>
-      <label>Project <input type="search" value=${project} onChange=${filter("project")} /></label>
+      <label>Name contains <input type="search" value=${name} onInput=${filter("name")} /></label>
+      <label>Project <input type="search" value=${project} onInput=${filter("project")} /></label>
     </form>
     <h2 class="hidden">List</h2>
     <${Loaded} of=${list} what="runs">${({ runs, next }) => html`

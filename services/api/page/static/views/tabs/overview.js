@@ -17,6 +17,7 @@ const CURVES = [
   ["Speed", "response tokens/s", [["tokens_per_second", "tokens/s"]], "From the first start to the last end"],
 ];
 const BY_CORRECT = /^groups_with_(\d+)_of_(\d+)_correct$/;
+const ENDED = ["succeeded", "failed", "cancelled"];
 const SERVICES = ["controller", "sampler", "rollout", "verifier", "learner", "tracker"];
 
 export function Overview({ view, steps }) {
@@ -28,7 +29,7 @@ export function Overview({ view, steps }) {
   const rewards = useMemo(() => [...new Set(steps.flatMap(({ metrics }) => Object.keys(metrics).filter((name) => name.startsWith("reward_"))))].sort(), [steps]);
   const heat = useMemo(() => histogram(steps), [steps]);
   return html`
-    <h2>Services</h2><${ServiceMap} view=${view} />
+    ${(view.processes.length > 0 || !ENDED.includes(view.state)) && html`<h2>Services</h2><${ServiceMap} view=${view} />`}
     <h2>Groups</h2><${Facts} facts=${["dispatched", "trained", "filtered", "stale", "dead", "pending"].map((name) => [name, number(view.groups[name])])
       .concat([["reconciled", view.groups.reconciled ? "yes" : html`<strong class="wrong">no</strong>`]])} />
     <h2>Curves</h2>
