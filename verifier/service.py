@@ -41,6 +41,8 @@ log = logging.getLogger(__name__)
 READ_COUNT = 64
 IN_FLIGHT = 512
 """The most texts of a lane that this replica judges or holds: those that take long must not stop the reading."""
+BETWEEN_EVALUATIONS_S = 7 * 24 * 3600.0
+"""Training may go on for so long between two evaluations; a longer wait for their samples is reported as stalled."""
 REASON_CHARACTERS = 300
 
 
@@ -119,7 +121,8 @@ class _LaneJudge:
 
     async def run(self) -> None:
         await self._consumer.open()
-        patience = self._context.record.recipe.limits.stall_timeout_s
+        training = self._lane is Lane.TRAIN
+        patience = self._context.record.recipe.limits.stall_timeout_s if training else BETWEEN_EVALUATIONS_S
         waits, idle = self._context.waits, f"{self._lane.value}-samples"
         async with asyncio.TaskGroup() as judging:
             while not self._context.stopping.is_set() and not cancellation_requested():

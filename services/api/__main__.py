@@ -16,6 +16,7 @@ from services.api.access.settings import AccessFileError
 from services.api.guard.hosts import HostNamesError
 from services.api.server import serve_api
 from services.process import START_S, add_redis_option, configure_logging
+from services.settings import PricesError
 from services.streams.connection.client import RedisUnavailableError, connect
 
 
@@ -44,7 +45,7 @@ def main() -> int:
     try:
         access = platform_access()  # before anything listens: without access nothing is served
         asyncio.run(_serve(arguments.redis, access, arguments.host, arguments.port, arguments.patience))
-    except (AccessFileError, HostNamesError, RedisUnavailableError, OSError) as error:
+    except (AccessFileError, HostNamesError, PricesError, RedisUnavailableError, OSError) as error:
         print(f"api: {error}", file=sys.stderr)
         return 2
     return 0

@@ -20,14 +20,14 @@ from services.api.guard.auditing import AuditChanges, AuditDenials
 from services.api.guard.body_limit import BodyLimit
 from services.api.guard.headers import SecurityHeaders
 from services.api.guard.hosts import HostCheck, HostNames
-from services.api.guard.json_only import json_only
+from services.api.guard.json_only import few_values, json_only
 from services.api.guard.origins import OriginCheck
 from services.api.guard.rates import Rates
 from services.api.guard.redis_deadline import redis_deadline
 from services.api.guard.sign_in import SignIn, is_closed
 from services.api.routes import audit, dead_letters, page, probes, projects, recipes, runs, unknown_verdicts
 from services.api.routes.lifecycle import adoption, changes, edits, endings, queue, submissions
-from services.api.routes.reading import compare, events, files, logs, samples
+from services.api.routes.reading import compare, events, files, ledger, logs, samples
 from services.api.routes.reading.stored_files import MissingFileError
 from services.api.streams.open_streams import open_streams
 from services.metrics import API_SECONDS
@@ -54,6 +54,7 @@ ROUTERS = (
     files.router,
     logs.router,
     compare.router,
+    ledger.router,
     samples.router,
     dead_letters.router,
     unknown_verdicts.router,
@@ -92,13 +93,16 @@ LOOPBACK_ONLY = HostNames()
 
 
 def create_app(redis: Redis, access: Access, hosts: HostNames = LOOPBACK_ONLY) -> FastAPI:
-    """The gateway over one Redis, for those who have access, reached by the names in `hosts` and those of loopback."""
+    """The gateway over one Redis, for those who have access, reached by the names in `hosts` and those of loopback.
+
+    Raises PricesError.
+    """
     app = FastAPI(
         title="Penstock",
         version="1",
         description="Submit, watch, scale, pause, resume and cancel DAPO training runs.",
         generate_unique_id_function=lambda route: route.name,
-        dependencies=[Depends(json_only), Depends(redis_deadline, scope="function")],
+        dependencies=[Depends(json_only), Depends(few_values), Depends(redis_deadline, scope="function")],
         redirect_slashes=False,
         docs_url=None,  # the page has it, without another host
         redoc_url=None,

@@ -25,7 +25,7 @@ PROXIES = "PENSTOCK_PROXIES"
 async def serve_api(redis: Redis, access: Access, host: str, port: int, stopping: asyncio.Event) -> None:
     """Serve until `stopping` is set; requests in flight get 3 seconds.
 
-    Raises OSError when the port is taken, HostNamesError.
+    Raises OSError when the port is taken, HostNamesError, PricesError.
     """
     app = create_app(redis, access, load_host_names())
     listener = socket.create_server((host, port), backlog=BACKLOG)

@@ -22,7 +22,7 @@ from services.storage.facts import FileFacts, facts_of, matches
 from services.storage.mirror import exclusive, partial_of
 from services.storage.objects import Found
 from services.storage.places import StoreAddress, configured_store, parse_address
-from services.storage.roots.allowed import FACTS
+from services.storage.roots.allowed import FACTS, GROUPS
 
 MANIFEST = ".penstock.json"
 MARK = re.compile(r"(?P<address>s3://.+)#(?P<content>[0-9a-f]{16})")
@@ -84,7 +84,8 @@ def local_copy(text: str, field: str, cache: Path) -> Path:
     if match and (kept := _place(cache, at, match["content"]) / name).exists():
         return kept
     found = contents(at, field)
-    if FACTS in found and (store := configured_store()) and at == store / name:
+    of_a_run = FACTS in found or any(file.startswith(f"{GROUPS}/") for file in found)
+    if of_a_run and (store := configured_store()) and at == store / name:
         raise StoreError(f"{field}: '{at}' is not valid: expected of another run only its export, {at / 'export'}")
     content = _mark(found)
     if match and match["content"] != content:

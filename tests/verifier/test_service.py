@@ -11,6 +11,7 @@ from services.settings import parse_recipe
 from services.streams.keys import RunKeys
 from services.streams.state.events import read_all
 from services.streams.state.runs import RunRecords
+from services.waits import steady_time
 from tests.harness.hand_fleet import running, until
 from tests.harness.small_run import recipe_document, service_context
 from tests.services.driven import BODY, DrivenRun, publish_sample, sample_of
@@ -85,6 +86,18 @@ async def test_a_hang_does_not_stop_the_reading_of_samples(redis, run_id):
         await judged.publish(["a", "b"], group="g1")
         verdicts = await judged.verdicts(judging, 2)
         assert {group for group, _ in verdicts} == {"g1"}
+
+
+async def test_time_between_two_evaluations_is_no_stall(redis, run_id):
+    async with Judged(redis, run_id).replica(limits={"stall_timeout_s": 0.5}) as (context, judging):
+
+        async def both_shown():
+            return len(context.waits.current(steady_time())) == 2
+
+        await until(both_shown, judging, "the waits for samples of both lanes")
+        now = steady_time()
+        stalled = {wait.name: wait.stalled(now) for wait in context.waits.current(now)}
+    assert stalled == {"train-samples": True, "evaluation-samples": False}
 
 
 async def test_a_replica_that_is_stopped_judges_what_it_has_read(redis, run_id):

@@ -41,7 +41,8 @@ class Use:
 
 
 def use_of(recipe: Recipe, rollout_replicas: int) -> Use:
-    """What one run uses while it is active."""
+    """What one run uses while it is active, at most: tuning may raise its replicas and its groups in flight."""
+    recipe, rollout_replicas = recipe.at_most, recipe.most_replicas(rollout_replicas)
     requests = resource_requests(recipe, rollout_replicas)
     gpus = sum(request.gpus for found in requests.values() for request in found)
     return Use(gpus, 1, footprint(recipe).total)

@@ -82,6 +82,7 @@ EVALUATION = {
     "score_standard_error": 0.02,
     "rewards": {"math": 0.41},
     "response_length": 512.5,
+    "response_tokens": 524800,
     "truncated_share": 0.04,
     "unknown": 0,
     "dropped": 0,
@@ -128,6 +129,7 @@ PROCESS = {
     "started_at": AT,
     "waits": [WAIT],
     "library": "penstock_5f0c1d2e3b4a",
+    "idle_s": 12.5,
 }
 COUNTS = {
     "dispatched": 320,
@@ -172,6 +174,35 @@ VIEW: dict[str, Any] = {
     "waits_for": None,
     "queue_position": None,
 }
+SPENT: dict[str, Any] = {
+    "closes": True,
+    "currency": "USD",
+    "tokens": {
+        "generated": 4000,
+        "trained": 3000,
+        "filtered": 500,
+        "stale": 0,
+        "dead": 0,
+        "evaluated": 500,
+        "discarded": 0,
+        "in_flight": 0,
+    },
+    "gpu_seconds": 100.0,
+    "cpu_seconds": 400.0,
+    "cost": 0.0738,
+    "rows": [
+        {
+            "use": use,
+            "tokens": n,
+            "share": n / 5000,
+            "gpu_seconds": n / 50,
+            "cpu_seconds": n / 12.5,
+            "cost": n * 14.76e-6,
+        }
+        for use, n in (("trained", 3000), ("filtered", 500), ("evaluated", 500))
+    ]
+    + [{"use": "idle", "tokens": 0, "share": 0.2, "gpu_seconds": 20.0, "cpu_seconds": 80.0, "cost": 0.01476}],
+}
 STORY = {"id": f"{ENTRY}_{ENTRY}_0-0_3", "kind": "event", "at": AT, "data": EVENT}
 FILE = {
     "name": "rank-0000.safetensors",
@@ -180,7 +211,7 @@ FILE = {
 }
 REQUESTS: Mapping[str, dict[str, Any]] = {
     "SubmitRequest": {"recipe": RECIPE, "id": RUN},
-    "ScaleRequest": {"rollout": 4},
+    "ScaleRequest": {"rollout": 4, "verifier": 2},
     "ResumeRequest": {"from_step": 10},
     "EditRequest": {"learner.learning_rate": 5e-7},
     "CloneRequest": {"overrides": {"learner.learning_rate": 1e-5}},
@@ -286,6 +317,8 @@ RESPONSES: Mapping[str, dict[str, Any]] = {
                 "step": 10,
                 "version": 10,
                 "staleness": 0,
+                "optimizer_step": 1,
+                "optimizer": {"loss": 0.021, "gradient_norm": 0.31, "applied": True},
                 "optimizer_steps": 2,
                 "learning_rate": 1e-6,
                 "checkpoint": "step-000010",
@@ -301,6 +334,16 @@ RESPONSES: Mapping[str, dict[str, Any]] = {
         "curves": {"accuracy": {"math-a": [0.41, 0.43], "math-b": [0.41, None]}},
         "thinned": False,
     },
+    "RunLedger": {
+        **SPENT,
+        "run": RUN,
+        "project": "default",
+        "prices": {"gpu_hour": 2.5, "cpu_hour": 0.04},
+        "budget": 25.0,
+        "gpu_hours_limit": None,
+        "since": AT,
+    },
+    "PlatformLedger": {"currency": "USD", "projects": [{**SPENT, "project": "default", "runs": 3}]},
     "Health": {"status": "ok"},
     "TargetGroup": {"targets": ["10.0.0.7:9100"], "labels": {"service": "learner", "run": RUN}},
     "RecipeCheck": {"faults": ["learner.ranks: 0 is not valid: expected a number greater than 0"]},

@@ -28,6 +28,7 @@ TAGS: Mapping[str, str] = {
     "logs": "What the processes of a run log.",
     "files": "Checkpoints and exports of a run: listed, and downloaded.",
     "samples": "What was generated and judged, and the story of each group.",
+    "ledger": "What runs and projects used: GPU time, tokens and money.",
     "comparison": "Runs beside each other: settings that differ, and curves by rollout step.",
     "faults": "What went wrong in a run without ending it.",
     "recipes": "What helps to write a recipe.",

@@ -133,6 +133,10 @@ def _allowed(request: Request) -> list[str]:
 def _request_problem(_: ExceptionHandler, __: Request, error: RequestValidationError) -> Problem:
     lines = []
     for fault in error.errors():
+        if fault["type"] == "json_invalid":  # of the body as a whole; its place is a number of characters
+            why = str(fault.get("ctx", {}).get("error", "")).lower()
+            lines.append(f"body: not JSON at character {fault['loc'][-1]} ({why}): expected one JSON document")
+            continue
         where = ".".join(str(part) for part in fault["loc"] if part != "body")
         lines.append(explained(where or "body", {**fault, "input": _cut(fault.get("input"))}).replace("\n", " "))
     return problem_of(422, "\n".join(lines), "invalid-request")
@@ -222,5 +226,5 @@ def _parts(line: str) -> dict[str, str | None] | None:
     if expected:
         return {"field": field, "value": value, "expected": expected.removeprefix(EXPECTED)}
     if value.startswith(MISSING):
-        return {"field": field, "value": None, "expected": value.removeprefix(MISSING)}
+        return {"field": field, "value": None, "expected": value.removeprefix(MISSING).removeprefix(EXPECTED)}
     return None

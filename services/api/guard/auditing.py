@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 UNABLE = (RedisUnavailableError, RedisFullError, TimeoutError)
 WRITE_S = 4.0
 """For one write of the log; clients wait little longer for a response."""
+LATE_WRITE_S = 0.5
+"""For the outcome of a request that has taken as long already: a Redis that hangs delays no response beyond 5 s."""
 DENIED = frozenset({400, 401, 403, 421, 429})
 """What guards answer; a route's own 403 follows a note already."""
 MOST_KEPT = 64 * 1024
@@ -96,9 +98,9 @@ class AuditChanges:
         if scope["type"] != "http" or scope["method"] in SAFE or not is_closed(scope["path"]):
             await self._app(scope, receive, send)
             return
-        entry = _entry(scope)
+        entry, ends = _entry(scope), asyncio.get_running_loop().time() + WRITE_S
         try:
-            async with asyncio.timeout(WRITE_S):
+            async with asyncio.timeout_at(ends):
                 await self._audit.begin(entry)
         except UNABLE as error:
             why = str(error) or f"Redis did not answer within {WRITE_S:g} s"
@@ -119,22 +121,22 @@ class AuditChanges:
             nonlocal done
             if message["type"] == "http.response.start" and not done:
                 done = True
-                await self._end(_finished(entry, scope, notes, bytes(body), message["status"]))
+                await self._end(_finished(entry, scope, notes, bytes(body), message["status"]), ends)
             await send(message)
 
         try:
             await self._app(scope, copied, noted)
         except Exception:
             if not done:
-                await self._end(_finished(entry, scope, notes, bytes(body), 500))
+                await self._end(_finished(entry, scope, notes, bytes(body), 500), ends)
             raise
         finally:
             NOTES.reset(token)
 
-    async def _end(self, entry: AuditEntry) -> None:
+    async def _end(self, entry: AuditEntry, ends: float) -> None:
         kept = _retention(self._access)
         try:
-            async with asyncio.timeout(WRITE_S):
+            async with asyncio.timeout_at(max(ends, asyncio.get_running_loop().time() + LATE_WRITE_S)):
                 await self._audit.end(entry, kept.entries, kept.days)
         except UNABLE as error:
             log.warning("the outcome of request %s (%s) is only noted as pending: %r", entry.request, entry.path, error)

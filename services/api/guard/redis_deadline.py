@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 from fastapi import Request
 
@@ -47,3 +48,11 @@ async def redis_deadline(request: Request, platform: PlatformOf) -> AsyncIterato
 def beyond_redis(request: Request) -> None:
     """The rest of the request's work needs no Redis: its deadline ends."""
     request.state.redis_deadline.reschedule(None)
+
+
+@asynccontextmanager
+async def without_redis(request: Request) -> AsyncIterator[None]:
+    """Work amid a request that needs files instead of Redis: the deadline starts again behind it."""
+    beyond_redis(request)
+    yield
+    request.state.redis_deadline.reschedule(asyncio.get_running_loop().time() + DEADLINE_S)

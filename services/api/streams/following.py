@@ -9,10 +9,11 @@ import json
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 from fastapi.sse import KEEPALIVE_COMMENT
 
-from services.api.streams.hub import DroppedError, Ended, Hub, Subscription
+from services.api.streams.hub import DroppedError, Ended, Hub, StreamItem, Subscription
 from services.api.streams.run_events import StoryCursor, StoryPage, Storyteller, positions_of, read_story
 from services.api.streams.sending import HEARTBEAT_S, first_frame, frame
 from services.streams.connection.client import Redis, RedisUnavailableError
@@ -21,6 +22,8 @@ from services.streams.keys import RunKeys
 log = logging.getLogger(__name__)
 
 PAGE = 500
+SHARED = 256
+"""Items that are kept as they were sent; some KiB each."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,6 @@ class RunFollower:
             page = await read_story(self.redis, self.keys, cursor, PAGE)
             cursor, more = page.next, page.more
             yield _frames(page)
-        teller = Storyteller(self.keys)
         while True:
             try:
                 items = await subscription.take(HEARTBEAT_S)
@@ -67,19 +69,30 @@ class RunFollower:
                 return
             except DroppedError:
                 return
+            if not await self.allowed():
+                return
             if not items:
-                if not await self.allowed():
-                    return
                 yield KEEPALIVE_COMMENT
             chunk = bytearray()
             for item in items:
-                kind = teller.kind(item)
-                if cursor.knows(kind, item.entry):
-                    continue
-                cursor = cursor.behind(kind, item.entry)
-                if story := teller.report(item):
-                    chunk += frame(story.json(cursor), kind, str(cursor))
+                cursor, told = _told(self.keys.run, cursor, item)
+                chunk += told
             yield bytes(chunk)
+
+
+@lru_cache(maxsize=SHARED)
+def _told(run: str, cursor: StoryCursor, item: StreamItem) -> tuple[StoryCursor, bytes]:
+    """The cursor behind an item, and the item as it is sent to a reader at `cursor`; b"" if its reader knows it.
+
+    Most readers of a run are at the same place, so an item is read and written once for all of them.
+    """
+    teller = Storyteller(RunKeys(run))
+    kind = teller.kind(item)
+    if cursor.knows(kind, item.entry):
+        return cursor, b""
+    cursor = cursor.behind(kind, item.entry)
+    story = teller.report(item)
+    return cursor, frame(story.json(cursor), kind, str(cursor)) if story else b""
 
 
 def _frames(page: StoryPage) -> bytes:

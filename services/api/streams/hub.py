@@ -6,17 +6,16 @@ Must not wait for a subscriber: one that does not take what it is given is dropp
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
 
 from services.contracts import RunState
 from services.streams.connection.client import Redis, RedisUnavailableError
 from services.streams.delivery.following import Entries, read_after, read_standings
+from services.streams.state.run_record import DAMAGED, read_history
 
 log = logging.getLogger(__name__)
 
@@ -224,6 +223,12 @@ def why_ended(state: bytes) -> str:
 
 
 def states_of(history: bytes) -> list[StreamItem]:
-    """The changes of a run's state, as its record has them (JSON), each with its number, from 1."""
-    changes: list[Any] = json.loads(history)
-    return [StreamItem("", str(number), json.dumps(change).encode()) for number, change in enumerate(changes, 1)]
+    """The changes of a run's state, as its record has them (JSON), each with its number, from 1.
+
+    None of a record that is damaged: the run's own view says so, and other runs' streams go on.
+    """
+    try:
+        changes = read_history(history.decode())
+    except DAMAGED:
+        return []
+    return [StreamItem("", str(number), change.model_dump_json().encode()) for number, change in enumerate(changes, 1)]

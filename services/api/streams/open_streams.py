@@ -28,7 +28,7 @@ def open_streams(redis: Redis) -> OpenStreams:
     return OpenStreams(Hub(redis), Slots(most_streams()))
 
 
-def _streams(request: Request) -> OpenStreams:
+async def _streams(request: Request) -> OpenStreams:
     found: OpenStreams = request.app.state.streams
     return found
 

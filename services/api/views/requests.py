@@ -9,7 +9,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from services.streams.runs.edits import PRIORITIES
+from services.api.views.edits import UNSET
+from services.streams.runs.edits import MOST_REPLICAS, PRIORITIES
 from services.streams.state.run_record import DEFAULT_PROJECT
 
 PROJECT = r"^[a-z0-9][a-z0-9-]{0,62}$"
@@ -55,9 +56,12 @@ class AdoptRequest(Request):
 
 
 class ScaleRequest(Request):
-    """Desired number of replicas of a run's rollout fleet."""
+    """Desired number of replicas of a run's fleets, of at least one; the other one keeps its number."""
 
-    rollout: int = Field(ge=1, le=1024)
+    model_config = ConfigDict(json_schema_extra={"minProperties": 1})
+
+    rollout: int = Field(UNSET, ge=1, le=MOST_REPLICAS)
+    verifier: int = Field(UNSET, ge=1, le=MOST_REPLICAS)
 
 
 class ResumeRequest(Request):

@@ -29,15 +29,17 @@ SEPARATOR = re.compile(r",|:(?!//)")
 """A comma, or the colon of search paths, which is not that of `s3://`."""
 SYSTEM = tuple(map(Path, ("/etc", "/proc", "/sys", "/dev", "/boot", "/run", "/var/run")))
 """Never allowed, whatever the roots are: the machine's own files, its devices and its processes' memory."""
-FACTS = "run.json"
-"""What makes a folder below the runs folder that of a run."""
+FACTS, GROUPS, EXPORT = "run.json", "groups", "export"
+"""What makes a folder below the runs folder that of a run: facts, or an archive of groups. And what others may read."""
+OF_FACTS = re.compile(r"run(\.[^/]*)?\.json")
+"""Its facts, as each of its learners found them."""
 OF_A_RUN = frozenset(
     {
-        *(FACTS, "summary.json", "rewards", "differs-rewards", "batches", "records", "failures", "checkpoints"),
-        *("logs", "payloads"),
+        *("summary.json", "rewards", "differs-rewards", "batches", "records", "failures", "checkpoints", GROUPS),
+        *("logs", "payloads", "mlflow", "wandb"),
     }
 )
-"""What a run's folder holds that no other run may read; its export it may."""
+"""What a run's folder holds that no other run may read, as its facts; its export it may."""
 MOST_CHARACTERS, SHOWN_CHARACTERS = 4096, 200
 """Of a path: the most that a system takes, and what errors show of it."""
 ROOT = f"absolute folders outside of {', '.join(map(str, SYSTEM))}, and s3://BUCKET/PREFIX addresses"
@@ -82,6 +84,15 @@ class AllowedRoots(NamedTuple):
             raise PathFaultError(f"of another run only its export, {self.runs}/RUN/export")
         return place
 
+    def exporter(self, text: str) -> str | None:
+        """The run whose export a path names, or a part of it; None: no run's. Raises PathFaultError."""
+        if is_remote(text):
+            parts = _below_store(self.address(text), self.store)
+        else:
+            place = self.resolved(text)
+            parts = place.relative_to(self.runs).parts if place.is_relative_to(self.runs) else ()
+        return parts[0] if len(parts) > 1 and parts[1] == EXPORT and parts[0] not in SHARED_FOLDERS else None
+
     def is_here(self, place: Path) -> bool:
         """Whether this machine has the root of a resolved place, so that what it lacks below does not exist."""
         return any(os.path.exists(root) for root in self._roots if place.is_relative_to(root))
@@ -97,7 +108,7 @@ class AllowedRoots(NamedTuple):
             raise PathFaultError(f"an address below one of {self} ({VARIABLE})")
         if self.store is not None and _below(self.store, at) is not None:
             raise PathFaultError(f"an address that does not hold all runs, {self.store}")
-        if self.store is not None and _of_a_run(_below(at, self.store) or ()):
+        if _of_a_run(_below_store(at, self.store)):
             raise PathFaultError(f"of another run only its export, {self.store}/RUN/export")
         return at
 
@@ -197,4 +208,12 @@ def _of_a_run(parts: Sequence[str], runs: Path | None = None) -> bool:
     """Whether a place below the runs folder `runs`, or the store, is what no other run may read."""
     if not parts or parts[0] in SHARED_FOLDERS:
         return False
-    return parts[1] in OF_A_RUN if len(parts) > 1 else runs is not None and (runs / parts[0] / FACTS).is_file()
+    if len(parts) > 1 and (parts[1] in OF_A_RUN or OF_FACTS.fullmatch(parts[1])):
+        return True
+    shared = len(parts) > 1 and parts[1] == EXPORT
+    # A tracker's folder has any name.
+    return runs is not None and not shared and any((runs / parts[0] / name).exists() for name in (FACTS, GROUPS))
+
+
+def _below_store(at: StoreAddress, store: StoreAddress | None) -> tuple[str, ...]:
+    return (_below(at, store) if store is not None else None) or ()

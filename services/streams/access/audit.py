@@ -108,6 +108,8 @@ class AuditLog:
         One page looks at MOST_READ entries: it may be short, and still have a cursor.
         """
         found: list[AuditEntry] = []
+        if not before.strip("0-"):  # nothing is older than the first id, and Redis refuses to be asked for it
+            return AuditPage(entries=found, next=None)
         for _ in range(MOST_READ // READ_AT_ONCE):
             part = await self._redis.xrevrange(LOG, max=before if before == "+" else f"({before}", count=READ_AT_ONCE)
             for name, fields in part:

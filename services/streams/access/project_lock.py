@@ -17,6 +17,8 @@ from services.streams.connection.functions import call
 log = logging.getLogger(__name__)
 
 HELD_S = 30.0
+RELEASE_S = 0.4
+"""For the release by a request whose time is over: one more wait for a Redis that hangs would double it."""
 WAIT_S = 3.0
 LOOK_S = 0.05
 
@@ -37,5 +39,15 @@ async def project_lock(redis: Redis, project: str) -> AsyncIterator[None]:
     try:
         yield
     finally:
-        if not await call(redis, "release_lock", lock_key=key, owner=owner):
-            log.warning("the lock of project %s was held for longer than %g s", project, HELD_S)
+        await _release(redis, project, key, owner)
+
+
+async def _release(redis: Redis, project: str, key: str, owner: str) -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    try:
+        async with asyncio.timeout(RELEASE_S if task.cancelling() else None):
+            if not await call(redis, "release_lock", lock_key=key, owner=owner):
+                log.warning("the lock of project %s was held for longer than %g s", project, HELD_S)
+    except TimeoutError:
+        log.warning("the lock of project %s cannot be released, and ends in %g s at most", project, HELD_S)

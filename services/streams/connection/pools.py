@@ -48,9 +48,22 @@ class _Trusting:
 
 
 class _Packing:
-    """A connection that packs commands in C. redis-py's asynchronous one does so in Python, argument by argument."""
+    """A connection that packs commands in C. redis-py's asynchronous one does so in Python, argument by argument.
+
+    It also loses no cancellation: redis-py sends with asyncio.wait_for, which in Python 3.11 returns, as if there had
+    been none, when a deadline ends in the same turn of the loop as the sending. The command would then wait on.
+    """
 
     _serializer = HiredisRespSerializer()
+
+    async def send_packed_command(self, command: Any, check_health: bool = True) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        before = task.cancelling()
+        await super().send_packed_command(command, check_health)  # type: ignore[misc]
+        if task.cancelling() > before:
+            await self.disconnect(nowait=True)  # type: ignore[attr-defined]  # its answer is no later command's
+            raise asyncio.CancelledError
 
     def pack_command(self, *args: Any) -> list[bytes]:
         packed: list[bytes] = self._serializer.pack(*args)

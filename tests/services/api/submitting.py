@@ -7,9 +7,9 @@ from services.streams.state.runs import RunRecords
 from tests.harness.small_run import recipe_document
 
 
-async def submitted(api, redis, run, *states):
-    """A run that went through `states`."""
-    await api.post("/v1/runs", json={"id": run, "recipe": recipe_document("/model")})
+async def submitted(api, redis, run, *states, **sections):
+    """A run that went through `states`; `sections` are merged into its recipe."""
+    await api.post("/v1/runs", json={"id": run, "recipe": recipe_document("/model", **sections)})
     for state in states:
         await RunRecords(redis).transition(run, state, "test")
     return f"/v1/runs/{run}"

@@ -12,7 +12,6 @@ from services.streams.state.group_counts import group_counts
 from services.streams.state.policy_history import read_policy
 from services.streams.state.runs import RunRecords
 from tests.harness.small_run import recipe_document
-from tests.services.api.submitting import submitted
 from tests.services.driven import batch_of, record_of
 
 CREATED = 1_700_000_000.5
@@ -64,6 +63,13 @@ async def adopt(api, run, **body):
     return await api.post("/v1/runs/adopt", json={"id": run} | body)
 
 
+async def recorded(redis, run, *states):
+    """A run whose files were there before; a submission would be refused."""
+    await RunRecords(redis).create(run, parse_recipe(recipe_document("/model")))
+    for state in states:
+        await RunRecords(redis).transition(run, state, "test")
+
+
 async def check(api, redis, run, rate=5e-4):
     keys, records = RunKeys(run), RunRecords(redis)
     record = await records.get(run)
@@ -104,7 +110,7 @@ async def test_a_run_without_a_record_is_adopted(api, redis, run_id, folder):
 async def test_a_run_that_redis_lost_under_its_controller_is_adopted(api, redis, run_id, folder, monkeypatch):
     with monkeypatch.context() as then:
         then.setattr("time.time", lambda: CREATED)
-        await submitted(api, redis, run_id)
+        await recorded(redis, run_id)
     await RunRecords(redis).transition(run_id, RunState.FAILED, "Redis lost the state of this run")
     assert (await adopt(api, run_id)).status_code == 201
     await check(api, redis, run_id, 1e-3)  # its record has the recipe
@@ -121,7 +127,7 @@ async def test_an_adoption_that_was_cut_off_is_repeated(api, redis, run_id, fold
 
 @pytest.mark.parametrize("state", [RunState.RUNNING, RunState.SUCCEEDED, RunState.FAILED])
 async def test_another_run_with_the_id_stays(api, redis, run_id, folder, state):
-    await submitted(api, redis, run_id, state)
+    await recorded(redis, run_id, state)
     before = await RunRecords(redis).get(run_id)
     assert (await adopt(api, run_id)).status_code == 409
     assert await RunRecords(redis).get(run_id) == before

@@ -67,6 +67,25 @@ async def test_bodies_above_the_limit_are_refused(redis, run_id):
     assert counted, metrics
 
 
+async def test_100_mib_are_refused_before_they_arrive(redis):
+    """The answer comes after what was sent of them, echoes none of it, and others are served meanwhile."""
+    async with served(redis) as api:
+        reader, writer = await asyncio.open_connection("127.0.0.1", api.base_url.port)
+        lines = [
+            f"POST /v1/runs HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {100 * 2**20}",
+            "Content-Type: application/json",
+        ]
+        lines += [f"{name}: {value}" for name, value in HEADERS.items()]
+        writer.write("\r\n".join([*lines, "", '{"recipe": "MARKED']).encode())
+        async with asyncio.timeout(30):
+            assert b" 413 " in await reader.readline()
+            answered = await reader.readuntil(b"}]")
+            assert (await api.get("/v1/runs")).status_code == 200
+        writer.close()
+        assert f'"field":"body","value":"{100 * 2**20}"'.encode() in answered
+        assert b"MARKED" not in answered
+
+
 async def test_the_largest_files_are_below_the_limit(api, redis, run_id):
     """Control characters need six bytes each in JSON, more than any other character."""
     names = [f"./words{number}.txt" for number in range(4)]

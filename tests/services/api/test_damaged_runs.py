@@ -2,10 +2,16 @@
 
 import json
 
+import httpx
 import pytest
 
+from services.api.access.roles import Principal, Role
+from services.api.access.tokens import TokenAccess, token_digest
+from services.api.app import create_app
 from services.contracts import RunState
+from services.settings import parse_recipe
 from services.streams.keys import RunKeys
+from services.streams.state.runs import RunRecords
 from tests.harness.small_run import recipe_document
 from tests.services.api.submitting import submitted
 
@@ -58,6 +64,13 @@ ACTIONS = (
     ("GET", "/waits", None),
     ("GET", "/dead", None),
     ("GET", "/unknown", None),
+    ("GET", "/events", None),
+    ("GET", "/logs", None),
+    ("GET", "/samples", None),
+    ("GET", "/export", None),
+    ("PATCH", "", {"priority": 1}),
+    ("POST", "/clone", {}),
+    ("POST", "/archive", None),
     ("POST", "/pause", None),
     ("POST", "/resume", None),
     ("POST", "/resume", {"from_step": 0, "learner_ranks": 2, "rollout": 2}),
@@ -73,6 +86,7 @@ ACTIONS = (
 @pytest.mark.parametrize("field", FIELDS)
 async def test_a_record_damaged_in_any_field_is_shown(api, redis, run_id, field, state, each):
     """With each value, or with every fifth: over all fields, every value comes up."""
+    await submitted(api, redis, run_id)
     for number, value in list(enumerate(HOSTILE))[FIELDS.index(field) % each :: each]:
         run = f"{run_id}-{number}"
         route = await submitted(api, redis, run, state)
@@ -88,8 +102,9 @@ async def test_a_record_damaged_in_any_field_is_shown(api, redis, run_id, field,
                 assert answer.status_code == 200, (value, answer.text)
                 problem = answer.json()["problem"]
                 assert problem is None or len(problem) < 1000
-        page = await api.get("/v1/runs", params={"name": run})
-        assert page.status_code == 200, (value, page.text)
+        for path in (f"/v1/runs?name={run}", f"/v1/compare?runs={run},{run_id}", "/v1/projects", "/v1/queue"):
+            page = await api.get(path)
+            assert page.status_code == 200, (value, path, page.text)
         await redis.unlink(RunKeys(run).record)
 
 
@@ -108,4 +123,16 @@ async def test_the_field_and_the_reason_are_named(api, redis, run_id):
     assert answer["recipe"]["name"] == recipe_document("/model")["name"]
     refused = await api.post(f"{route}/resume")
     assert (refused.status_code, refused.json()["detail"]) == (409, answer["problem"])
+    await redis.unlink(RunKeys(run_id).record)
+
+
+async def test_a_run_of_an_unreadable_project_is_of_none(redis, run_id):
+    """Not of the default one, whose principals could then read it."""
+    access = TokenAccess({token_digest("of-default"): Principal("of-default", {"default": Role.ADMIN})})
+    await RunRecords(redis).create(run_id, parse_recipe(recipe_document("/model")), project="team-a")
+    await redis.hset(RunKeys(run_id).record, "project", "team a")
+    transport = httpx.ASGITransport(app=create_app(redis, access))
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        shown = await client.get(f"/v1/runs/{run_id}", headers={"authorization": "Bearer of-default"})
+    assert shown.status_code == 404
     await redis.unlink(RunKeys(run_id).record)

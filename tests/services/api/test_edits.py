@@ -7,24 +7,26 @@ import pytest
 from services.contracts import RunState
 from services.settings.cluster_limits import VARIABLE
 from services.streams.keys import RunKeys
-from services.streams.runs.edits import EDITABLE, EDITS_KEPT
+from services.streams.runs.edits import BUDGET, EDITABLE, EDITS_KEPT
 from services.streams.state.runs import RunRecords
 from tests.services.api.submitting import submitted
 
 
 async def test_all_settings_are_changed_at_once(api, redis, run_id):
-    route = await submitted(api, redis, run_id, RunState.RUNNING)
+    route = await submitted(api, redis, run_id, RunState.RUNNING, tuning={"inflight_groups": [8, 64]})
     await redis.hset(RunKeys(run_id).policy, mapping={"version": 3, "step": 2, "weights": "w", "announced": 3})
     wanted = {
         "learner.learning_rate": 5e-4,
         "limits.max_staleness": 2,
         "limits.max_inflight_groups": 48,
+        "limits.gpu_hours": 100.0,
         "evaluation.every": 7,
         "rollout.replicas": 3,
         "verifier.replicas": 2,
+        "tuning.mode": "report",
         "priority": -5,
     }
-    assert wanted.keys() == EDITABLE.keys()
+    assert wanted.keys() == EDITABLE.keys() - {BUDGET}, "it needs prices: reading/test_ledger.py"
     answer = await api.patch(route, json=wanted)
     assert answer.status_code == 202, answer.text
     shown = (await api.get(route)).json()
@@ -38,6 +40,7 @@ async def test_all_settings_are_changed_at_once(api, redis, run_id):
     assert (edit["by"], edit["step"]) == ("local", 2)
     assert edit["changes"]["learner.learning_rate"] == [1e-3, 5e-4]
     assert edit["changes"]["rollout.replicas"] == [1, 3]
+    assert edit["changes"]["tuning.mode"] == ["off", "report"]
     event = shown["events"][-1]
     assert (event["service"], event["phase"]) == ("api", "edited")
     assert "learner.learning_rate 0.001 -> 0.0005, limits.max_staleness" in event["text"]
@@ -63,6 +66,8 @@ async def test_all_settings_are_changed_at_once(api, redis, run_id):
         ({"rollout.replicas": 1025}, "rollout.replicas: 1025 is not valid: "),
         ({"verifier.replicas": 2**40}, "verifier.replicas: "),
         ({"evaluation.every": -1}, "evaluation.every: -1 is not valid: "),
+        ({"tuning.mode": "auto"}, "tuning.mode: 'auto' is not valid: expected 'off', 'report' or 'on'"),
+        ({"tuning.mode": "on"}, "tuning.mode: 'on' is not valid: expected off, or [least, most] for one of replicas, "),
         ({"priority": 101}, "priority: 101 is not valid: "),
         ({"priority": 1.5}, "priority: 1.5 is not valid: "),
     ],
@@ -129,6 +134,17 @@ async def test_scaling_is_an_edit(api, redis, run_id):
     route = await submitted(api, redis, run_id, RunState.RUNNING)
     shown = (await api.patch(f"{route}/scale", json={"rollout": 2})).json()
     assert (shown["rollout_replicas"], shown["edits"][-1]["changes"]) == (2, {"rollout.replicas": [1, 2]})
+    shown = (await api.patch(f"{route}/scale", json={"verifier": 3})).json()
+    assert (shown["rollout_replicas"], shown["recipe"]["verifier"]["replicas"]) == (2, 3)
+    shown = (await api.patch(f"{route}/scale", json={"rollout": 1, "verifier": 1})).json()
+    assert shown["edits"][-1]["changes"] == {"rollout.replicas": [2, 1], "verifier.replicas": [3, 1]}
+    for body, detail in (
+        ({}, "rollout: missing: expected a number of replicas for rollout, verifier or both"),
+        ({"verifier": None}, "verifier: null is not valid: expected a valid integer"),
+        ({"verifier": 0}, "verifier: 0 is not valid: expected a number greater than or equal to 1"),
+    ):
+        refused = await api.patch(f"{route}/scale", json=body)
+        assert (refused.status_code, refused.json()["detail"]) == (422, detail)
 
 
 async def test_the_cluster_limits_verifiers_too(api, redis, run_id, monkeypatch, tmp_path):

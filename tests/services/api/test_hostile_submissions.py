@@ -170,3 +170,35 @@ def test_parsing_a_changed_document_only_raises_its_own_error(changes):
             place[path[-1]] = value
     with suppress(RecipeError):
         parse_recipe(document)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        pytest.param(json.loads('{"a":' * 300 + "1" + "}" * 300), id="depth"),
+        pytest.param([[[{"x": float("nan")}]]], id="nan"),
+        pytest.param("\ud800", id="half"),
+        pytest.param({"\udfff": 1}, id="half-name"),
+        pytest.param({"x" * 100_000: {str(number): 1 for number in range(10_000)}}, id="long-name"),
+    ],
+)
+async def test_what_no_record_can_hold_is_refused(own_api, redis, value):
+    """In a section without fields of its own, too: it would fail when the record is written, or read."""
+    document = replaced(("data", "options", "free"), value)
+    answer = await submit(own_api, redis, {"recipe": document})
+    assert (answer.status_code, answer.json()["detail"].startswith("data.options.free")) == (422, True)
+    made = await own_api.post("/v1/runs", json={"id": "source", "recipe": FULL})
+    assert made.status_code == 201
+    body = encoded({"id": "copy", "overrides": {"data.options": {"free": value}}})
+    headers = {"content-type": "application/json"}
+    assert (await own_api.post("/v1/runs/source/clone", content=body, headers=headers)).status_code == 422
+    checked = await own_api.post("/v1/recipes/check", content=encoded({"recipe": document}), headers=headers)
+    assert checked.json()["faults"]
+
+
+@pytest.mark.parametrize("value", [True, "1e-3", "5", 5.0])
+async def test_an_edit_takes_no_value_of_another_type(own_api, value):
+    name = "priority" if value == 5.0 else "learner.learning_rate"
+    assert (await own_api.post("/v1/runs", json={"id": "source", "recipe": FULL})).status_code == 201
+    answer = await own_api.patch("/v1/runs/source", json={name: value})
+    assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, name)

@@ -63,6 +63,20 @@ async def test_a_plan_above_maxmemory_is_refused_with_what_fits(limited):
     assert "32 is not valid: expected a recipe with a smaller plan, as no valid number of groups fits;" in refused.text
 
 
+async def test_the_plan_of_a_tuned_run_is_that_of_its_bounds(limited):
+    api, _, limit = limited
+    await limit(PLAN - 1)
+    bounds = {"inflight_groups": [8, 32]}
+    tuned = recipe_document("/model", limits={"max_inflight_groups": 8}, tuning={"mode": "on", **bounds})
+    refused = await api.post("/v1/runs", json={"recipe": tuned})
+    assert "tuning.inflight_groups: 32 is not valid: expected at most 31; the run may need" in refused.text
+    told = {**tuned, "tuning": {"mode": "report", **bounds}}
+    accepted = await api.post("/v1/runs", json={"recipe": told, "id": "told"})
+    assert accepted.status_code == 201
+    refused = await api.patch("/v1/runs/told", json={"tuning.mode": "on"})
+    assert "tuning.inflight_groups: 32 is not valid: expected at most 31" in refused.text
+
+
 def test_the_most_groups_that_fit_are_found_exactly():
     recipe = parse_recipe(with_groups(1000))
     for groups in (8, 9, 500, 999, 1000):

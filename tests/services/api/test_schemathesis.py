@@ -2,8 +2,10 @@
 
 import asyncio
 import json
+import random
 import threading
 import time
+from collections import Counter
 from http.client import HTTPConnection
 from urllib.parse import quote
 
@@ -39,6 +41,7 @@ EXCLUDED = [
     checks.CHECKS.get_one("allow_header_conformance"),  # /v1/runs/archive is the path of a run too, with its methods
     checks.CHECKS.get_one("ignored_auth"),  # the token is sent here too; tests/services/api/access asks without
 ]
+UNSUPPORTED = checks.CHECKS.get_one("unsupported_method")
 FEW = {"max_examples": 3}
 MANY = {"max_examples": 150}
 STEADY = {"deadline": None, "derandomize": True, "suppress_health_check": list(hypothesis.HealthCheck)}
@@ -127,6 +130,74 @@ def test_many_answers_are_as_documented(case, address):
     if "run" in case.path_parameters and len(str(case.path_parameters["run"])) % 2:
         case.path_parameters["run"] = RUN
     _conforms(case, address)
+
+
+LIFE = (
+    ("POST", "/v1/runs/{run}/clone", {"overrides": {"learner.learning_rate": 1e-5}}),
+    ("POST", "/v1/runs/{run}/cancel", None),
+    ("POST", "/v1/runs/{run}/pause", None),
+    ("POST", "/v1/runs/{run}/resume", {}),
+    ("POST", "/v1/runs/{run}/resume", {"from_step": 3}),
+    ("PATCH", "/v1/runs/{run}/scale", {"rollout": 2}),
+    ("PATCH", "/v1/runs/{run}", {"learner.learning_rate": 2e-5}),
+    ("PATCH", "/v1/runs/{run}", {"priority": 7}),
+    ("POST", "/v1/runs/{run}/archive", None),
+    ("DELETE", "/v1/runs/{run}", None),
+    *(("GET", path, None) for path, known in SCHEMA.raw_schema["paths"].items() if "{run}" in path and "get" in known),
+)
+ENDS = {"POST /v1/runs/{run}/cancel": RunState.CANCELLED}
+"""What a controller, which is not there, would make of a request that was accepted."""
+
+
+def _walk(redis_url, address, seed, steps):
+    """Requests one after the other about runs that earlier ones made, changed, ended or deleted; by call and status."""
+    chosen, answered, runs = random.Random(seed), Counter(), []
+
+    def ask(method, path, body, **parts):
+        operation = SCHEMA[path][method]
+        case = operation.Case(path_parameters=parts or {}, **({} if body is None else {"body": body}))
+        case.media_type = None if body is None else "application/json"
+        answer = case.call(base_url=address, headers=HEADERS, timeout=DEADLINE_S)
+        case.validate_response(answer, excluded_checks=[*EXCLUDED, UNSUPPORTED])
+        answered[f"{method} {path}", answer.status_code] += 1
+        return answer
+
+    for _ in range(steps):
+        if not runs or chosen.random() < 0.1:
+            runs.append(ask("POST", "/v1/runs", {"recipe": recipe_document("/none")}).json()["id"])
+            continue
+        method, path, body = chosen.choice(LIFE)
+        run, others = chosen.choice(runs), {"group": "g0", "name": "step-000001", "file": "a.json", "process": "p"}
+        parts = {name: value for name, value in others.items() if f"{{{name}}}" in path}
+        status = ask(method, path, body, run=run, **parts).status_code
+        if status == 202 and (state := ENDS.get(f"{method} {path}")):
+            asyncio.run(_end(redis_url, run, state))
+    return answered
+
+
+async def _end(redis_url, run, state):
+    redis = await connect(redis_url)
+    try:
+        await RunRecords(redis).transition(run, state, "by the test")
+    finally:
+        await redis.aclose()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
+def test_the_lives_of_runs_are_as_documented(redis_url, address, seed):
+    answered = _walk(redis_url, address, seed, steps=300)
+    for called, status in (
+        ("POST /v1/runs/{run}/clone", 201),
+        ("POST /v1/runs/{run}/cancel", 202),
+        ("POST /v1/runs/{run}/cancel", 409),
+        ("POST /v1/runs/{run}/resume", 202),
+        ("PATCH /v1/runs/{run}/scale", 202),
+        ("PATCH /v1/runs/{run}", 202),
+        ("DELETE /v1/runs/{run}", 202),
+        ("GET /v1/runs/{run}", 200),
+    ):
+        assert answered[called, status], f"{called} was never answered with {status}: {sorted(answered.items())}"
 
 
 def _operations():

@@ -8,9 +8,13 @@ import time
 import httpx
 import pytest
 
+from services.api.access.settings import AccessSettings
+from services.api.access.tokens import TokenAccess, local_principal, token_digest
 from services.api.app import create_app
 from services.api.guard.redis_deadline import DEADLINE_S
-from tests.harness.api_access import ACCESS, HEADERS
+from services.streams.state.runs import RunRecords
+from tests.harness.api_access import ACCESS, HEADERS, TOKEN
+from tests.harness.small_run import recipe_document
 
 ANSWERED_S = 1.9 * DEADLINE_S
 """On a busy machine. A request that waited for others would take twice the deadline, which is below the five asked."""
@@ -64,3 +68,27 @@ async def test_more_requests_than_connections_wait_no_longer(hung):
     assert {answer.status_code for answer in await asyncio.gather(*(client.get("/v1/runs") for _ in range(60)))} == {
         200
     }
+
+
+@pytest.mark.parametrize("method", ["active", "_create"])
+async def test_a_change_amid_which_redis_stops_waits_once(own_server, monkeypatch, method):
+    """It is noted, and holds its project's lock, when Redis stops: the lock and the outcome wait no 4 s more each."""
+    server, redis = own_server
+    settings = AccessSettings.model_validate({"projects": {"default": {"runs": 5}}})
+    access = TokenAccess({token_digest(TOKEN): local_principal()}, settings)
+    ran = getattr(RunRecords, method)
+
+    async def stopped(*arguments):
+        os.kill(server._process.pid, signal.SIGSTOP)
+        return await ran(*arguments)
+
+    transport = httpx.ASGITransport(app=create_app(redis, access))
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost", headers=HEADERS) as client:
+        with monkeypatch.context() as patch:
+            patch.setattr(RunRecords, method, stopped)
+            started = time.monotonic()
+            answer = await client.post("/v1/runs", json={"id": "cut-off", "recipe": recipe_document("/model")})
+            assert time.monotonic() - started < ANSWERED_S
+        assert (answer.status_code, "look before you repeat" in answer.json()["detail"]) == (503, True)
+        os.kill(server._process.pid, signal.SIGCONT)
+        assert (await client.get("/v1/runs")).status_code == 200

@@ -19,6 +19,7 @@ from services.settings import (
     check_reward_limits,
     check_trackers,
     load_cluster_limits,
+    load_prices,
     parse_recipe,
 )
 from services.settings.cluster_limits import ResourceRequest
@@ -26,6 +27,7 @@ from services.settings.faults import invalid
 from services.settings.rewards.limits import VERIFIER_CODE, verifier_role
 from services.streams.connection.client import Redis
 from services.streams.keys import RunKeys
+from services.streams.runs.budget import budget_faults
 from services.streams.state.events import EventLog
 from services.streams.state.run_record import RunRecord
 
@@ -42,6 +44,8 @@ def checked_recipe(document: Mapping[str, Any], files: Mapping[str, str]) -> Rec
     check_files(recipe, dict(files))
     check_reward_limits(recipe)
     check_trackers(recipe)
+    if faults := budget_faults(recipe.limits, load_prices()):
+        raise RecipeError("\n".join(faults))
     return recipe
 
 

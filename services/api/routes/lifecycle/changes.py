@@ -13,9 +13,12 @@ from services.api.routes.run_view import view_of
 from services.api.views.requests import ResumeRequest
 from services.api.views.runs import AcceptedRun, RunView
 from services.settings import Recipe, RecipeError
+from services.streams.keys import RunKeys
 from services.streams.memory_plan import compare_plan
+from services.streams.runs.budget import spent_budget
+from services.streams.runs.ledger import read_ledger
 from services.streams.state.run_record import RunRecord
-from services.streams.state.runs import RESUMABLE, UNCHANGED, ResumeChanges
+from services.streams.state.runs import RESUMABLE, UNCHANGED, ResumeChanges, RunStateError
 
 router = APIRouter(prefix="/v1/runs", tags=["runs"])
 
@@ -47,6 +50,14 @@ def _check_ranks(recipe: Recipe, ranks: int) -> None:
         raise RecipeError("\n".join(faults))
 
 
+async def _check_budget(platform: Platform, record: RunRecord) -> None:
+    """Raises RunStateError while a budget of the run is spent: it would fail at once."""
+    ledger = await read_ledger(platform.redis, RunKeys(record.id))
+    if spent := spent_budget(record.recipe.limits, ledger, platform.prices):
+        hint = f"raise it first (PATCH /v1/runs/{record.id})"
+        raise RunStateError(f"run {record.id!r} cannot be resumed: {spent}; {hint}")
+
+
 async def _resume(platform: Platform, run: str, request: ResumeRequest | None) -> AcceptedRun:
     redis, records = platform.redis, platform.records
     record = await records.get(run)
@@ -57,6 +68,8 @@ async def _resume(platform: Platform, run: str, request: ResumeRequest | None) -
     requeued = record.state in RESUMABLE and not record.closing
     if requeued and (faults := record.recipe.sampling_faults):
         raise RecipeError("\n".join(faults))
+    if requeued:
+        await _check_budget(platform, record)
     warnings = await compare_plan(redis, records, run, record.recipe) if requeued else []
     changes = ResumeChanges(**request.model_dump()) if request else UNCHANGED
     if not requeued:

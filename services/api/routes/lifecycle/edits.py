@@ -17,9 +17,11 @@ from services.api.routes.run_view import etag_of, matches_tag, view_of
 from services.api.views.edits import EditRequest
 from services.api.views.requests import ScaleRequest
 from services.api.views.runs import AcceptedRun, RunView
+from services.settings import RecipeError
 from services.streams.keys import RunKeys
 from services.streams.memory_plan import compare_plan
-from services.streams.runs.edits import ROLLOUT, VERIFIERS, Edited, check_edit, edit_run
+from services.streams.runs.budget import budget_faults
+from services.streams.runs.edits import BUDGET, ROLLOUT, TUNING, VERIFIERS, Edited, check_edit, edit_run
 from services.streams.state.events import EventLog
 from services.streams.state.run_record import RunRecord
 from services.streams.state.runs import ACTIVE, EndedRunError, StaleRevisionError
@@ -55,11 +57,17 @@ async def edit_run_settings(
 async def scale_run(
     platform: PlatformOf, principal: PrincipalOf, record: OperatedRun, request: ScaleRequest
 ) -> RunView:
-    """Change the number of rollout replicas while the run continues, within the cluster's limits."""
+    """Change the number of rollout or verifier replicas while the run continues, within the cluster's limits."""
     if record.state not in ACTIVE:
         raise EndedRunError(f"run {record.id!r} has ended: it is {record.state.value}")
-    check_replicas(record.recipe, "rollout", request.rollout)
-    changed, _ = await _edit(platform, principal, record, {ROLLOUT: request.rollout}, None)
+    if not request.model_fields_set:
+        raise RecipeError("rollout: missing: expected a number of replicas for rollout, verifier or both")
+    wanted = {}
+    for field, setting, check in (("rollout", ROLLOUT, check_replicas), ("verifier", VERIFIERS, check_verifiers)):
+        if field in request.model_fields_set:
+            wanted[setting] = getattr(request, field)
+            check(record.recipe, field, wanted[setting])
+    changed, _ = await _edit(platform, principal, record, wanted, None)
     return await view_of(platform.redis, changed)
 
 
@@ -87,8 +95,10 @@ async def _checked_edit(
 ) -> tuple[RunRecord, list[str]]:
     for setting, check in ((ROLLOUT, check_replicas), (VERIFIERS, check_verifiers)):
         if setting in edited.changes:
-            check(record.recipe, setting, int(edited.changes[setting][1]))
-    grows = edited.recipe.limits != record.recipe.limits
+            check(record.recipe, setting, int(edited.changes[setting][1] or 0))
+    if BUDGET in edited.changes and (faults := budget_faults(edited.recipe.limits, platform.prices)):
+        raise RecipeError("\n".join(faults))
+    grows = edited.recipe.limits != record.recipe.limits or TUNING in edited.changes
     warnings = await compare_plan(platform.redis, platform.records, record.id, edited.recipe) if grows else []
     if grows or ROLLOUT in edited.changes:
         async with platform.quotas.room_for(record.project, edited.recipe, edited.rollout_replicas, record.id):

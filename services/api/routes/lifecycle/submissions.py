@@ -11,12 +11,14 @@ import secrets
 import time
 from typing import Annotated
 
-from fastapi import APIRouter, Header, Response
+from fastapi import APIRouter, Header, Request, Response
 
 from services.api.access.notes import note
 from services.api.access.roles import Principal
 from services.api.dependencies import Operator, Platform, PlatformOf, PrincipalOf, ViewedRun
+from services.api.guard.redis_deadline import without_redis
 from services.api.routes.lifecycle.accepting import accepted, check_project, checked_recipe
+from services.api.routes.lifecycle.other_runs import check_exports, check_unused
 from services.api.views.requests import CloneRequest, SubmitRequest
 from services.api.views.runs import AcceptedRun
 from services.settings import Recipe, RecipeError, parse_recipe
@@ -27,6 +29,7 @@ from services.streams.memory_plan import compare_plan
 from services.streams.repeatable import RepeatableRequest, RepeatedRequestError
 from services.streams.runs.clones import files_of, overridden
 from services.streams.state.ended.cleanup import erase
+from services.streams.state.run_record import NO_PROJECT, UnreadableRunError
 from services.streams.state.runs import RunStateError, UnknownRunError
 
 REPEATED = 200
@@ -47,6 +50,7 @@ async def submit_run(
     platform: PlatformOf,
     principal: Operator,
     request: SubmitRequest,
+    connection: Request,
     response: Response,
     idempotency_key: IdempotencyKey = None,
 ) -> AcceptedRun:
@@ -55,19 +59,24 @@ async def submit_run(
     recipe = checked_recipe(request.recipe, request.files)
     repeatable = _repeatable(principal, idempotency_key, request) if idempotency_key else None
     try:
-        return await add_run(platform, request, recipe, repeatable)
+        if repeatable and (repeated := await platform.records.earlier(repeatable)):
+            raise repeated
+        await check_exports(platform.records, principal, recipe)
+        return await _add_run(platform, connection, request, recipe, repeatable)
     except RepeatedRequestError as repeated:
         response.status_code = REPEATED
-        return await _answer_again(platform, repeated.run)
+        return await _answer_again(platform, principal, repeated.run)
 
 
-async def add_run(
-    platform: Platform, request: SubmitRequest, recipe: Recipe, repeatable: RepeatableRequest | None = None
+async def _add_run(
+    platform: Platform,
+    connection: Request,
+    request: SubmitRequest,
+    recipe: Recipe,
+    repeatable: RepeatableRequest | None = None,
 ) -> AcceptedRun:
-    """Add the run of a request whose recipe was checked. Raises RepeatedRequestError for one that did so before."""
+    """Add the run of a request whose recipe was checked. Raises RepeatedRequestError for one that did so meanwhile."""
     redis, records = platform.redis, platform.records
-    if repeatable and (repeated := await records.earlier(repeatable)):
-        raise repeated
     run = request.id or f"{recipe.name}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
     if run in SHARED_FOLDERS:
         raise RecipeError(invalid("id", run, f"another name; every run uses the folder {run}"))
@@ -78,8 +87,12 @@ async def add_run(
     note(run=run, project=request.project)
     platform.quotas.check_known(request.project)
     warnings = await compare_plan(redis, records, run, recipe)
+    if request.id and not await records.exists(run):
+        async with without_redis(connection):
+            await check_unused(run)
     async with platform.quotas.room_for(request.project, recipe, recipe.rollout.replicas):
-        await erase(redis, keys, None)  # what processes of an earlier release wrote of a deleted run
+        if request.id:
+            await erase(redis, keys, None)  # what processes of an earlier release wrote of a deleted run
         record = await records.create(
             run, recipe, request.files, request.project, priority=request.priority, request=repeatable
         )
@@ -88,7 +101,11 @@ async def add_run(
 
 @router.post("/{run}/clone", status_code=201)
 async def clone_run(
-    platform: PlatformOf, principal: PrincipalOf, record: ViewedRun, request: CloneRequest | None = None
+    platform: PlatformOf,
+    principal: PrincipalOf,
+    record: ViewedRun,
+    connection: Request,
+    request: CloneRequest | None = None,
 ) -> AcceptedRun:
     """Add a run with the recipe and files of another one, and other values where you name them.
 
@@ -96,6 +113,8 @@ async def clone_run(
     recipe's model.
     """
     wanted = request or CloneRequest()
+    if record.project == NO_PROJECT and not wanted.project:
+        raise UnreadableRunError(record.problem)
     project = wanted.project or record.project
     check_project(principal, project)
     document = overridden(record, wanted.overrides)
@@ -103,8 +122,9 @@ async def clone_run(
     named = {use.name for use in parse_recipe(document).file_uses}
     files = {name: text for name, text in texts.items() if name in named}
     recipe = checked_recipe(document, files)
+    await check_exports(platform.records, principal, recipe)
     submission = SubmitRequest(recipe=document, files=files, id=wanted.id, project=project, priority=wanted.priority)
-    return await add_run(platform, submission, recipe)
+    return await _add_run(platform, connection, submission, recipe)
 
 
 def _repeatable(principal: Principal, key: str, request: SubmitRequest) -> RepeatableRequest:
@@ -114,9 +134,12 @@ def _repeatable(principal: Principal, key: str, request: SubmitRequest) -> Repea
     )
 
 
-async def _answer_again(platform: Platform, run: str) -> AcceptedRun:
+async def _answer_again(platform: Platform, principal: Principal, run: str) -> AcceptedRun:
+    gone = RunStateError(f"run {run!r}, which a request with this key has added, was deleted")
     try:
         record = await platform.records.shown(run)
     except UnknownRunError:
-        raise RunStateError(f"run {run!r}, which a request with this key has added, was deleted") from None
+        raise gone from None
+    if principal.role_in(record.project) is None:  # another project's run has the id now
+        raise gone
     return await accepted(platform.redis, record, [])

@@ -5,7 +5,6 @@ Must not judge which run is better.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any
@@ -25,6 +24,8 @@ from services.streams.state.runs import UnknownRunError
 
 MOST_RUNS, MOST_METRICS, MOST_POINTS = 8, 100, 2000
 READ_AT_ONCE = 500
+MOST_PATH = 500
+"""Characters of a setting's section; the values below a longer one are compared as one."""
 RUNS = r"^[a-z0-9][a-z0-9-]{0,95}(,[a-z0-9][a-z0-9-]{0,95}){1,7}$"
 METRICS = r"^[\x20-\x2b\x2d-\x7e]{1,100}(,[\x20-\x2b\x2d-\x7e]{1,100}){0,99}$"
 
@@ -99,13 +100,13 @@ def thinned(steps: list[int], most: int) -> list[int]:
 
 def settings_of(record: RunRecord) -> dict[str, Any]:
     """A run's settings by dotted path; those of a recipe that this release cannot read as they are stored."""
-    document = json.loads(record.stored_recipe) if record.problem else record.recipe.model_dump(mode="json")
-    return dict(_flat(document if isinstance(document, dict) else {}))
+    document = record.recipe_document if record.problem else record.recipe.model_dump(mode="json")
+    return dict(_flat(document or {}))
 
 
 def _flat(document: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for name, value in document.items():
-        if isinstance(value, dict) and value:
+        if isinstance(value, dict) and value and len(prefix) < MOST_PATH:
             yield from _flat(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value

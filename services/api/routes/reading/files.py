@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Request, Response
@@ -33,7 +34,11 @@ BINARY: dict[int | str, dict[str, Any]] = {200: {"content": {"application/octet-
 PART: dict[int | str, dict[str, Any]] = {206: {"description": "The asked range.", **BINARY[200]}}
 _RANGE = re.compile(r"bytes=(?P<first>[0-9]{0,18})-(?P<last>[0-9]{0,18})", re.ASCII)
 
+READER = ThreadPoolExecutor(1, "digests")
+"""Whole files are read one after the other: those who ask for digests leave the other threads to other requests."""
+
 Range = Annotated[str | None, Header(alias="range", description="one range of bytes; others are ignored")]
+IfRange = Annotated[str | None, Header(description="the entity tag of which the range is a part; else the whole file")]
 
 router = APIRouter(prefix="/v1/runs", tags=["files"])
 
@@ -47,13 +52,13 @@ async def list_checkpoints(request: Request, record: ViewedRun) -> CheckpointLis
 
 @router.get("/{run}/checkpoints/{name}/{file:path}", response_class=Response, responses={**BINARY, **PART})
 async def download_checkpoint_file(
-    request: Request, record: ViewedRun, name: str, file: str, asked: Range = None
+    request: Request, record: ViewedRun, name: str, file: str, asked: Range = None, if_range: IfRange = None
 ) -> Response:
     """One file of a checkpoint, or a range of it."""
     beyond_redis(request)
     if not NAME.fullmatch(name):
         raise MissingFileError(f"checkpoint {name[:200]!r} does not exist")
-    return await _download(record.id, f"{CHECKPOINTS}/{name}/{file}", asked)
+    return await _download(record.id, f"{CHECKPOINTS}/{name}/{file}", asked, if_range)
 
 
 @router.get("/{run}/export")
@@ -66,16 +71,20 @@ async def list_export(
     beyond_redis(request)
     if record.export_path is None:
         return FileList(place=None, files=[])
-    return FileList(place=record.export_path, files=await asyncio.to_thread(_exported, record.id, digests))
+    reader = READER if digests else None
+    files = await asyncio.get_running_loop().run_in_executor(reader, _exported, record.id, digests)
+    return FileList(place=record.export_path, files=files)
 
 
 @router.get("/{run}/export/{file:path}", response_class=Response, responses={**BINARY, **PART})
-async def download_exported_file(request: Request, record: ViewedRun, file: str, asked: Range = None) -> Response:
+async def download_exported_file(
+    request: Request, record: ViewedRun, file: str, asked: Range = None, if_range: IfRange = None
+) -> Response:
     """One file of the run's export, or a range of it."""
     beyond_redis(request)
     if record.export_path is None:
         raise MissingFileError(f"run {record.id!r} has no export")
-    return await _download(record.id, f"{EXPORT}/{file}", asked)
+    return await _download(record.id, f"{EXPORT}/{file}", asked, if_range)
 
 
 def _checkpoints(run: str) -> list[CheckpointView]:
@@ -112,8 +121,10 @@ def _views(files: dict[str, int], digests: dict[str, str]) -> list[FileView]:
     return [FileView(name=name, size=size, sha256=digests.get(name)) for name, size in sorted(files.items())]
 
 
-async def _download(run: str, name: str, asked: str | None) -> Response:
-    return FileDownload(await asyncio.to_thread(stored_files.opened, run, name), name, asked)
+async def _download(run: str, name: str, asked: str | None, if_range: str | None) -> Response:
+    file = await asyncio.to_thread(stored_files.opened, run, name)
+    same = if_range in (None, f'"{file.tag}"')
+    return FileDownload(file, name, asked if same else None)
 
 
 class FileDownload(StreamingResponse):

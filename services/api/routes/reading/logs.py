@@ -6,6 +6,7 @@ Must not trust a line: it may be what a model wrote.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Annotated
@@ -21,11 +22,13 @@ from services.api.streams.open_streams import StreamsOf
 from services.api.streams.sending import HEARTBEAT_S, EventStream, first_frame, frame
 from services.api.views.reading.logs import LogLineView, LogList, LogPage, LogSourceView
 from services.contracts import ProcessInfo
-from services.streams.connection.client import Redis
+from services.streams.connection.client import Redis, RedisUnavailableError
 from services.streams.delivery.following import Entries, read_pages
 from services.streams.delivery.process_logs import LINES_KEPT, log_sources, read_line
 from services.streams.keys import RunKeys
 from services.streams.state.heartbeat import live_processes
+
+log = logging.getLogger(__name__)
 
 ENTRY = r"^[0-9]{1,15}-[0-9]{1,15}$"
 FIRST = "0-0"
@@ -101,13 +104,15 @@ class LogFollower:
                 items = await subscription.take(HEARTBEAT_S)
                 new = [(item.entry, item.body) for item in items if item.stream and _order(item.entry) > _order(last)]
                 last = new[-1][0] if new else last
-                if not items and not await self.allowed():
+                if not await self.allowed():
                     return
                 yield _frames(new) if items else KEEPALIVE_COMMENT
         except Ended as end:
             yield frame(json.dumps({"reason": str(end)}).encode(), "end")
         except DroppedError:
             return
+        except RedisUnavailableError as error:
+            log.warning("the log of a process of run %s ends, and its client connects again: %s", self.run, error)
         finally:
             self.hub.leave(subscription)
 

@@ -11,6 +11,7 @@ import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from services.storage import objects
@@ -21,6 +22,7 @@ from services.storage.places import configured_store, runs_folder
 
 MOST_FILES = 10_000
 MOST_MANIFEST = 16 << 20
+DIGESTS_KEPT = 4096
 
 
 class MissingFileError(LookupError):
@@ -63,7 +65,8 @@ def _walk(folder: Path) -> Iterator[tuple[str, int]]:
             path = Path(place) / name
             with suppress(FileNotFoundError):  # replaced or deleted meanwhile
                 found = path.lstat()
-                if stat.S_ISREG(found.st_mode) and not name.startswith("."):
+                # What no address can name is not listed: text that is no UTF-8, or with line ends.
+                if stat.S_ISREG(found.st_mode) and not name.startswith(".") and name.isprintable():
                     count += 1
                     yield str(path.relative_to(folder)), found.st_size
             if count == MOST_FILES:
@@ -133,8 +136,18 @@ def digests_in(manifest: Mapping[str, object]) -> dict[str, str]:
 
 
 def digest_here(run: str, name: str) -> str | None:
-    """The SHA-256 of a file of the run's folder, which is read whole; None without it. Raises OSError."""
+    """The SHA-256 of a file of the run's folder, which is read whole unless it was before; None without it."""
     if configured_store():
         return None
-    facts: FileFacts = facts_of(runs_folder() / run / name)
+    path = runs_folder() / run / name
+    try:
+        found = path.lstat()
+        return _digest(path, found.st_size, found.st_mtime_ns) if stat.S_ISREG(found.st_mode) else None
+    except OSError:  # replaced or deleted meanwhile
+        return None
+
+
+@lru_cache(maxsize=DIGESTS_KEPT)
+def _digest(path: Path, _size: int, _changed_ns: int) -> str:
+    facts: FileFacts = facts_of(path)
     return facts.sha256

@@ -194,3 +194,11 @@ def test_stated_values_hold_no_secret_and_are_short() -> None:
     assert stated_values(b"", b"[" * 60_000) == {"body": "no JSON"}
     assert stated_values(b"", b"x" * 70_000) == {"body": "more than 65536 bytes"}
     assert stated_values(b"", b'"\\ud800"') == {}
+
+
+@pytest.mark.parametrize("before", ["0-0", "00-000", "0-1", "9999999999999999999-9999999999999999999"])
+async def test_any_cursor_is_answered(client: httpx.AsyncClient, before: str) -> None:
+    answer = await client.get("/v1/audit", params={"before": before})
+    assert answer.status_code == 200, answer.text
+    if before.startswith("0"):
+        assert answer.json() == {"entries": [], "next": None}

@@ -56,6 +56,13 @@ def test_use_counts_the_learner_and_all_replicas() -> None:
     assert use_of(recipe, 2).redis_memory > 2**20
 
 
+def test_use_counts_what_tuning_may_reach() -> None:
+    tuning = {"mode": "on", "replicas": [1, 5], "inflight_groups": [8, 64]}
+    recipe, tuned = (parse_recipe(recipe_document("/none", **GPUS, **more)) for more in ({}, {"tuning": tuning}))
+    assert use_of(tuned, 2).gpus == use_of(recipe, 5).gpus
+    assert use_of(tuned, 2).redis_memory > use_of(recipe, 2).redis_memory
+
+
 async def test_a_submission_above_a_quota_is_refused(redis: Any, run_id: str, project: str) -> None:
     async with limited(redis, project, runs=1) as client:
         first = await client.post("/v1/runs", json=submission(run_id, project))

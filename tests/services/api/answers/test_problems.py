@@ -100,6 +100,12 @@ async def test_no_body_is_an_error_of_ours(api, body):
     assert answer.json()["detail"]
 
 
+async def test_what_is_no_json_is_told_by_its_place(api):
+    answer = await api.post("/v1/runs", content=b'{"recipe": {}} xx', headers={"content-type": "application/json"})
+    problem = checked(answer, 422, "invalid-request")
+    assert problem["detail"] == "body: not JSON at character 15 (extra data): expected one JSON document"
+
+
 async def test_an_unexpected_exception_shows_nothing_of_itself(redis, caplog):
     app = create_app(redis, ACCESS)
 

@@ -59,6 +59,25 @@ async def test_an_export_is_listed_and_digested_on_request(api, folder, run_id):
     assert file["sha256"] == DIGEST
 
 
+async def test_names_that_no_address_has_are_not_listed(api, folder, run_id):
+    export = os.fsencode(folder / "export")
+    for name in (b"bad\xff.txt", b"two\nlines", b"caf\xc3\xa9 1.txt"):
+        os.close(os.open(os.path.join(export, name), os.O_CREAT | os.O_WRONLY))
+    for digests in (False, True):
+        answer = await api.get(f"/v1/runs/{run_id}/export", params={"digests": digests})
+        assert [file["name"] for file in answer.json()["files"]] == ["café 1.txt", "model.safetensors"]
+
+
+async def test_a_range_of_a_file_that_was_replaced_is_the_whole(api, folder, run_id):
+    route = f"/v1/runs/{run_id}/export/model.safetensors"
+    whole = await api.get(route)
+    asked = {"range": "bytes=10-19"}
+    same = await api.get(route, headers=asked | {"if-range": whole.headers["etag"]})
+    other = await api.get(route, headers=asked | {"if-range": '"another"'})
+    assert (same.status_code, same.content) == (206, CONTENT[10:20])
+    assert (other.status_code, other.content) == (200, CONTENT)
+
+
 async def test_a_run_without_files_has_none(api, redis, run_id):
     await RunRecords(redis).create(run_id, Recipe.model_validate(recipe_document("/none")))
     assert (await api.get(f"/v1/runs/{run_id}/export")).json() == {"place": None, "files": []}

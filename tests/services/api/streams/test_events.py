@@ -7,6 +7,7 @@ import logging
 import httpx
 import pytest
 
+from services.api.access.tokens import TokenAccess, local_principal, token_digest
 from services.api.server import serve_api
 from services.api.streams import hub as hubs
 from services.api.streams import sending
@@ -16,7 +17,7 @@ from services.settings import Recipe
 from services.streams.keys import RunKeys
 from services.streams.state.events import EventLog
 from services.streams.state.runs import RunRecords
-from tests.harness.api_access import ACCESS, HEADERS
+from tests.harness.api_access import ACCESS, HEADERS, TOKEN
 from tests.harness.free_ports import free_port
 from tests.harness.small_run import recipe_document
 
@@ -272,6 +273,53 @@ async def test_an_idle_stream_has_heartbeats(served, told, monkeypatch):
         async for line in answer.aiter_lines():
             if line == ": ping":
                 break
+
+
+async def test_a_busy_stream_ends_when_its_token_does(redis, told, monkeypatch):
+    """Not only an idle one: a run that trains has an item every few seconds."""
+    monkeypatch.setattr("services.api.dependencies.LOOKED_AGAIN_S", 0.0)
+    principals = {token_digest(TOKEN): local_principal()}
+    access = TokenAccess(principals)
+    monkeypatch.setattr(access, "_principals", principals)
+    stopping, port = asyncio.Event(), free_port()
+    serving = asyncio.create_task(serve_api(redis, access, "127.0.0.1", port, stopping))
+    url = f"http://127.0.0.1:{port}/v1/runs/{told.run}/events"
+    async with (
+        httpx.AsyncClient(headers=STREAM, transport=httpx.AsyncHTTPTransport(retries=5)) as client,
+        client.stream("GET", url) as answer,
+    ):
+        stream = frames(answer.aiter_lines())
+        await taken(stream, 1)
+        await told.log.write("queued", "while it is valid")
+        [before] = await taken(stream, 1)
+        principals.clear()
+        await told.log.write("queued", "a secret")
+        async with asyncio.timeout(DEADLINE_S):
+            after = [found async for found in stream]
+    assert "while it is valid" in before["data"]
+    assert not after
+    stopping.set()
+    await serving
+
+
+async def test_a_damaged_run_stops_no_other_stream(served, told, run_id):
+    other = await Told(told.redis, f"{run_id}-damaged").create()
+    async with (
+        httpx.AsyncClient(base_url=served, headers=STREAM) as client,
+        client.stream("GET", f"/v1/runs/{told.run}/events") as whole,
+        client.stream("GET", f"/v1/runs/{other.run}/events") as damaged,
+    ):
+        stream, beside = frames(whole.aiter_lines()), frames(damaged.aiter_lines())
+        await taken(stream, 1)
+        await taken(beside, 1)
+        await told.redis.hset(other.keys.record, "history", "garbage")
+        await told.records.transition(told.run, RunState.STARTING, "test")
+        [state] = await taken(stream, 1)  # the states of both are read together
+        await told.log.write("queued", "it goes on")
+        [found] = await taken(stream, 1)
+        assert (state["event"], "it goes on" in found["data"]) == ("state", True)
+        page = await client.get(f"/v1/runs/{other.run}/events", headers={"accept": "application/json"})
+        assert (page.status_code, page.json()["events"]) == (200, [])
 
 
 async def test_a_stopping_gateway_ends_its_streams_at_once(redis, told):

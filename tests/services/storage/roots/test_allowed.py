@@ -99,11 +99,21 @@ def test_the_runs_folder_is_allowed_but_not_its_secrets(root: Path, tmp_path: Pa
     runs = tmp_path / "runs"
     for allowed in ("models/tiny", "inputs/s3-1", "one/export", "data/rows.jsonl", "models/rewards"):
         assert load_roots().resolved(f"{runs}/{allowed}") == runs / allowed
-    for private in ("one/rewards/judge.py", "one/batches", "one/run.json", "one/logs/sampler.log"):
+    secrets = ("one/rewards/judge.py", "one/batches", "one/run.json", "one/run.e0002-b.json", "one/logs/sampler.log")
+    for private in (*secrets, "one/groups", "one/groups/g1.parquet", "one/mlflow/mlflow.db", "one/wandb"):
         assert refused(f"{runs}/{private}") == f"of another run only its export, {runs}/RUN/export"
     (runs / "one").mkdir()
     (runs / "one/run.json").touch()
-    assert refused(f"{runs}/one") == f"of another run only its export, {runs}/RUN/export"
+    (runs / "two/groups").mkdir(parents=True)
+    for private in (
+        "one",
+        "one/curves",
+        "one/curves/events",
+        "two",
+        "two/tensorboard",
+    ):  # a tracker's folder has any name
+        assert refused(f"{runs}/{private}") == f"of another run only its export, {runs}/RUN/export"
+    assert load_roots().resolved(f"{runs}/one/export/model") == runs / "one/export/model"
     for hidden in (".stack", ".stack/valkey/appendonly.aof", ".penstock-runs"):
         assert refused(f"{runs}/{hidden}").startswith("a path below one of")
     assert refused(str(runs)) == f"a folder that does not hold the runs folder, {runs}"
@@ -128,6 +138,8 @@ def test_no_root_opens_the_stack_s_folder(root: Path, tmp_path: Path, monkeypatc
         ("s3://store/runs/one/export", True),
         ("s3://store/runs/models/a", True),
         ("s3://store/runs/one/rewards/judge.py", False),
+        ("s3://store/runs/one/groups", False),
+        ("s3://store/runs/one/run.e0002-b.json", False),
         ("s3://store/runs", False),
     ],
 )
