@@ -4,7 +4,9 @@ Must not share a process with the gateway that it measures.
 
 `python -m benchmarks.api.streams [--streams 1000] [--seconds 20] [--events 10] [--requests 200]` starts a Redis and a
 gateway, opens that many streams of one run, writes events, and prints the p50 and p99 of an event's way from its time
-to each client, the gateway's memory, and the p50 and p99 of requests that are made at a steady rate meanwhile.
+to each client, the gateway's memory, and the p50 and p99 of requests that are made at a steady rate meanwhile. The
+clients share the machine with the gateway, so it prints the CPU time of both: where they need more than the machine
+has, the times to answer are those of the whole, and the gateway's CPU time for an event and a request is its own.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import httpx
 import psutil
@@ -31,6 +34,7 @@ from services.streams.state.runs import RunRecords
 
 RUN, TOKEN = "streams", "token-of-the-benchmark"
 DEADLINE_S = 120.0
+ALONE_S = 5.0
 AT_ONCE = 50
 """Streams that are opened at the same moment."""
 RECIPE = {
@@ -113,13 +117,37 @@ async def _request(port: int, seconds: float, rate: float) -> list[float]:
         return list(await asyncio.gather(*asked))
 
 
-def _percentiles(values: Sequence[float]) -> str:
+class Cpu:
+    """CPU seconds of the gateway and of this process, which has the clients, since it was made."""
+
+    def __init__(self, gateway: psutil.Process) -> None:
+        self._gateway = gateway
+        self._began = time.monotonic()
+        self._at = self._now()
+
+    def _now(self) -> tuple[float, float]:
+        return sum(self._gateway.cpu_times()[:2]), time.process_time()
+
+    @property
+    def gateway_s(self) -> float:
+        """Of the gateway."""
+        return self._now()[0] - self._at[0]
+
+    def __str__(self) -> str:
+        seconds = time.monotonic() - self._began
+        server, clients = ((now - then) / seconds for now, then in zip(self._now(), self._at, strict=True))
+        return f"gateway {server:.0%} of a core, clients {clients:.0%}"
+
+
+def percentiles(values: Sequence[float]) -> str:
+    """Of seconds, in milliseconds, with their number."""
     ordered = sorted(values)
     p50, p99 = (ordered[int(share * (len(ordered) - 1))] * 1000 for share in (0.5, 0.99))
     return f"p50 {p50:.0f} ms, p99 {p99:.0f} ms, worst {ordered[-1] * 1000:.0f} ms ({len(ordered)})"
 
 
-async def _started(port: int) -> None:
+async def started(port: int) -> None:
+    """Wait until the gateway answers."""
     async with asyncio.timeout(DEADLINE_S), httpx.AsyncClient() as client:
         while True:
             try:
@@ -129,15 +157,35 @@ async def _started(port: int) -> None:
                 await asyncio.sleep(0.05)
 
 
-async def measure(url: str, port: int, gateway: psutil.Process, options: argparse.Namespace) -> None:
+@contextmanager
+def gateway(port: int, environment: Mapping[str, str]) -> Iterator[tuple[str, psutil.Process]]:
+    """A Redis and a gateway, each in a process of its own; the address of the one, the process of the other."""
+    server = ValkeyServer(port + 1)
+    server.start(timeout=60)
+    url = f"redis://127.0.0.1:{port + 1}/0"
+    process = subprocess.Popen(
+        [sys.executable, "-c", GATEWAY % TOKEN, url, str(port)], env={**os.environ, **environment}
+    )
+    try:
+        yield url, psutil.Process(process.pid)
+    finally:
+        process.terminate()
+        process.wait(30)
+        server.terminate()
+
+
+async def measure(url: str, port: int, server: psutil.Process, options: argparse.Namespace) -> None:
     """Open the streams, write, and print what was measured."""
     redis = await connect(url)
     await RunRecords(redis).create(RUN, parse_recipe(RECIPE))
-    await _started(port)
-    print(f"without streams: gateway {gateway.memory_info().rss / 2**20:.0f} MiB")
+    await started(port)
+    print(f"without streams: gateway {server.memory_info().rss / 2**20:.0f} MiB")
     if options.requests:
-        print(f"{options.requests:g} requests/s alone: {_percentiles(await _request(port, 5.0, options.requests))}")
-    before = gateway.memory_info().rss
+        cpu = Cpu(server)
+        alone = await _request(port, ALONE_S, options.requests)
+        print(f"{options.requests:g} requests/s alone: {percentiles(alone)}; {cpu}")
+        print(f"  a request: {cpu.gateway_s / len(alone) * 1000:.2f} ms of the gateway's CPU time")
+    before = server.memory_info().rss
     readers = [Reader(port) for _ in range(options.streams)]
     reading = []
     async with asyncio.timeout(DEADLINE_S):
@@ -145,25 +193,30 @@ async def measure(url: str, port: int, gateway: psutil.Process, options: argpars
             part = readers[start : start + AT_ONCE]
             reading += [asyncio.create_task(reader.read()) for reader in part]
             await asyncio.gather(*(reader.open.wait() for reader in part))
-    grown = gateway.memory_info().rss - before
+    grown = server.memory_info().rss - before
     print(f"{options.streams} streams open: {grown / 2**10 / max(1, options.streams):.0f} KiB each")
+    per_event = 0.0
     for requests in (0.0, options.requests):
         for reader in readers:
             reader.delays.clear()
-        cpu, started = sum(gateway.cpu_times()[:2]), time.monotonic()
+        cpu = Cpu(server)
         writing = asyncio.create_task(_write(redis, options.seconds, options.events))
         seconds = await _request(port, options.seconds, requests) if requests else []
         count = await writing
         async with asyncio.timeout(DEADLINE_S):
             while any(len(reader.delays) < count for reader in readers):  # noqa: ASYNC110  (an event would cost too)
                 await asyncio.sleep(0.05)
-        share = (sum(gateway.cpu_times()[:2]) - cpu) / (time.monotonic() - started)
-        print(f"{options.events:g} events/s to each stream, {requests:g} requests/s; gateway {share:.0%} of a core")
-        print(f"  delivery: {_percentiles([delay for reader in readers for delay in reader.delays])}")
+        print(f"{options.events:g} events/s to each stream, {requests:g} requests/s; {cpu}")
+        delays = [delay for reader in readers for delay in reader.delays]
+        print(f"  delivery: {percentiles(delays)}")
         if seconds:
-            print(f"  requests: {_percentiles(seconds)}")
+            rest = cpu.gateway_s - per_event * len(delays)
+            print(f"  requests: {percentiles(seconds)}; {rest / len(seconds) * 1000:.2f} ms of the gateway's CPU time")
+        elif delays:
+            per_event = cpu.gateway_s / len(delays)
+            print(f"  an event to a stream: {per_event * 1e6:.0f} us of the gateway's CPU time")
     print(f"still open: {sum(not task.done() for task in reading)} of {options.streams}")
-    print(f"gateway {gateway.memory_info().rss / 2**20:.0f} MiB")
+    print(f"gateway {server.memory_info().rss / 2**20:.0f} MiB")
     for task in reading:
         task.cancel()
     await asyncio.gather(*reading, return_exceptions=True)
@@ -181,18 +234,8 @@ def main() -> int:
     options = parser.parse_args()
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    server = ValkeyServer(options.port + 1)
-    server.start(timeout=60)
-    url = f"redis://127.0.0.1:{options.port + 1}/0"
-    environment = {**os.environ, "PENSTOCK_STREAMS": str(options.streams)}
-    command = [sys.executable, "-c", GATEWAY % TOKEN, url, str(options.port)]
-    gateway = subprocess.Popen(command, env=environment)
-    try:
-        asyncio.run(measure(url, options.port, psutil.Process(gateway.pid), options))
-    finally:
-        gateway.terminate()
-        gateway.wait(30)
-        server.terminate()
+    with gateway(options.port, {"PENSTOCK_STREAMS": str(options.streams)}) as (url, server):
+        asyncio.run(measure(url, options.port, server, options))
     return 0
 
 

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 GLOSSARY = ROOT / "docs" / "glossary.md"
 PACKAGES = ("services", "rollout", "verifier", "learner", "deploy")
 ROW = re.compile(r"^\| ([a-z][a-z -]+) \| (.+) \| (.+) \|$", re.M)
-WORDS = 30
+WORDS = 33
 
 
 def rows() -> list[tuple[str, str, str]]:
@@ -61,7 +61,7 @@ def is_used(word: str, found: str) -> bool:
     return f" {plain} " in found or f" {plain}s " in found or f" {plain}es " in found
 
 
-def test_the_glossary_has_thirty_words_in_order() -> None:
+def test_the_glossary_has_its_words_in_order() -> None:
     words = [word for word, *_ in rows()]
     assert len(words) == WORDS
     assert words == sorted(set(words))
