@@ -2,11 +2,10 @@
 
 Must not compare with other machines, nor across runs: a block's neighbours saw the same load.
 
-`python -m benchmarks.tuning.laptop` lets tuning start from a bad setting until it has converged. Then each static
-setting of a sweep is trained between two blocks with the values that tuning reached, and tuning on: what such a block
-trained per second is the unit for its neighbour, because the load of a machine changes within minutes. The first
-rollout steps of a block are not counted, because the pipeline still holds groups of the previous one. A quarter of an
-hour on two cores; the result is `results/laptop.json`.
+`python -m benchmarks.tuning.laptop` trains the static settings in turn, three times in alternating order, and between
+two turns lets tuning start from a bad one, for long enough that it has converged before its steps are counted. The
+first rollout steps of a static block are not counted, because the pipeline still holds groups of the previous one. Ten
+minutes on two idle cores; the result is `results/laptop.json`.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import fmean, geometric_mean
+from statistics import fmean
 from typing import Any
 
 from tests.harness.stack import Stack
@@ -34,8 +33,8 @@ BAD = (8, 1)
 BOUNDS = {"inflight_groups": [8, 32], "max_staleness": [1, 3]}
 TARGET = 2.0
 """Of the mean staleness: a setting above it is no candidate."""
-BLOCK, WARM_UP, UNCOUNTED = 12, 60, 3
-"""Rollout steps of a block, until tuning has converged, and of a block those not counted."""
+ROUNDS, STATIC_STEPS, TUNED_STEPS, UNCOUNTED, WARM_UP = 3, 20, 80, 3, 40
+"""Turns of the static settings; rollout steps of a static block and of a tuned one; those of each not counted."""
 STEP_S, BUSY_S, LOOK_S, UNAVAILABLE = 120.0, 120.0, 0.5, 503
 """The longest time for a rollout step, and for Redis to answer; between two looks; the status if it does not."""
 
@@ -113,74 +112,40 @@ class Observed:
         }
 
 
-def block(observed: Observed, inflight: int, staleness: int, mode: str) -> dict[str, Any]:
-    """Train some rollout steps from this setting; their figures."""
-    begins = len(observed.steps)
-    observed.edit({INFLIGHT: inflight, STALENESS: staleness, MODE: mode})
-    observed.until(begins + BLOCK)
-    figures = observed.figures(begins + UNCOUNTED + 1, begins + BLOCK)
-    print(
-        f"{'tuned' if mode == 'on' else 'static':<7} in flight {inflight:>2}, bound {staleness}: {figures}", flush=True
-    )
-    return {"inflight_groups": inflight, "max_staleness": staleness, **figures}
-
-
-def converge(observed: Observed) -> dict[str, Any]:
-    """Let tuning start from the bad setting: the figures of its start, its decisions and its edits."""
-    begins = len(observed.steps)
-    observed.edit({INFLIGHT: BAD[0], STALENESS: BAD[1], MODE: "on"})
-    observed.until(begins + WARM_UP)
-    view = observed.view()
-    texts = [event["text"] for event in view["events"] if event["phase"] == "tuning"]
-    edits = [edit["changes"] for edit in view["edits"] if edit["by"] == "controller"]
-    for text in texts:
-        print(f"  {text}", flush=True)
-    return {"start": observed.figures(begins + 2, begins + 8), "decisions": texts, "edits": edits}
-
-
-def sweep(observed: Observed, rounds: int) -> list[dict[str, Any]]:
-    """Every static setting with the tuned block before it and the one after it."""
-    found, before = [], tuned_block(observed)
-    for turn in range(rounds):
-        for inflight, staleness in STATIC[:: -1 if turn % 2 else 1]:
-            static = block(observed, inflight, staleness, "off")
-            observed.edit({INFLIGHT: before["ends"][0], STALENESS: before["ends"][1]})
-            after = tuned_block(observed)
-            found.append({"static": static, "before": before, "after": after})
-            before = after
+def measure(observed: Observed, settings: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
+    """One block per static setting."""
+    found = []
+    for inflight, staleness in settings:
+        begins = len(observed.steps)
+        observed.edit({INFLIGHT: inflight, STALENESS: staleness, MODE: "off"})
+        observed.until(begins + STATIC_STEPS)
+        figures = observed.figures(begins + UNCOUNTED + 1, begins + STATIC_STEPS)
+        print(f"static, in flight {inflight:>2}, bound {staleness}: {figures}", flush=True)
+        found.append({"inflight_groups": inflight, "max_staleness": staleness, **figures})
     return found
 
 
-def tuned_block(observed: Observed) -> dict[str, Any]:
-    """A block with the values that the run has now, and tuning on. `ends`: its values at the end."""
-    figures = block(observed, *values(observed), "on")
-    return {**figures, "ends": values(observed)}
+def tuned(observed: Observed) -> dict[str, Any]:
+    """A block that tuning moves from the bad setting: the figures after its warm-up, its decisions and its edits."""
+    begins, began, (inflight, staleness) = len(observed.steps), time.time(), BAD
+    observed.edit({INFLIGHT: inflight, STALENESS: staleness, MODE: "on"})
+    observed.until(begins + TUNED_STEPS)
+    view = observed.view()
+    texts = [event["text"] for event in view["events"] if event["phase"] == "tuning" and event["at"] >= began]
+    edits = [edit["changes"] for edit in view["edits"] if edit["by"] == "controller" and edit["at"] >= began]
+    figures = observed.figures(begins + WARM_UP + 1, begins + TUNED_STEPS)
+    print("\n".join(f"  {text}" for text in texts) + f"\ntuned: {figures}", flush=True)
+    return {**figures, "decisions": texts, "edits": edits}
 
 
-def values(observed: Observed) -> tuple[int, int]:
-    """The groups in flight and the staleness bound that the run has now."""
-    limits = observed.view()["recipe"]["limits"]
-    return limits["max_inflight_groups"], limits["max_staleness"]
-
-
-def compared(found: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Each static setting: what tuning trained per second in the neighbouring blocks, as a multiple of its own."""
+def averaged(blocks: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Each static setting: its rates, their mean over the time, and its mean staleness and idle share."""
     rows = []
     for setting in STATIC:
-        own = [
-            each for each in found if (each["static"]["inflight_groups"], each["static"]["max_staleness"]) == setting
-        ]
-        ratios = [rate([each["before"], each["after"]]) / each["static"]["tokens_per_s"] for each in own]
-        rows.append(
-            {
-                "inflight_groups": setting[0],
-                "max_staleness": setting[1],
-                "staleness": round(fmean(each["static"]["staleness"] for each in own), 3),
-                "idle": round(fmean(each["static"]["idle"] for each in own), 3),
-                "ratios": [round(ratio, 3) for ratio in ratios],
-                "ratio": round(geometric_mean(ratios), 3),
-            }
-        )
+        own = [each for each in blocks if (each["inflight_groups"], each["max_staleness"]) == setting]
+        means = {name: round(fmean(each[name] for each in own), 3) for name in ("staleness", "idle")}
+        rates = [each["tokens_per_s"] for each in own]
+        rows.append({"setting": list(setting), "tokens_per_s": round(rate(own), 1), "rates": rates, **means})
     return rows
 
 
@@ -193,10 +158,9 @@ def rate(blocks: Sequence[Mapping[str, Any]]) -> float:
 def main() -> int:
     """Measure and print; exit status 1 if tuning is more than 5 % below the best static setting."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.tuning.laptop", description=main.__doc__)
-    parser.add_argument("--rounds", type=int, default=2, help="how often each static setting is trained")
     parser.add_argument("--results", type=Path, default=RESULTS)
     arguments = parser.parse_args()
-    steps = WARM_UP + (2 * arguments.rounds * len(STATIC) + 1) * BLOCK + 20
+    steps = ROUNDS * (len(STATIC) * STATIC_STEPS + TUNED_STEPS) + 20
     with (
         tempfile.TemporaryDirectory() as folder,
         Stack(Path(folder) / "runs", None, {"PENSTOCK_ROOTS": folder}) as stack,
@@ -204,18 +168,21 @@ def main() -> int:
         run = stack.submit(document(Path(folder), steps), "tuning")
         observed = Observed(stack, run)
         observed.until(UNCOUNTED)
-        warm_up = converge(observed)
-        found = sweep(observed, arguments.rounds)
+        blocks, moved = measure(observed, STATIC), []
+        for turn in range(1, ROUNDS):
+            moved.append(tuned(observed))
+            blocks += measure(observed, STATIC[:: -1 if turn % 2 else 1])
         observed.ask("POST", "/cancel")
-    rows = compared(found)
-    best = min((row for row in rows if row["staleness"] <= TARGET), key=lambda row: row["ratio"])
-    result = {"warm_up": warm_up, "blocks": found, "static": rows, "best": best}
+    rows = averaged(blocks)
+    best = max((row for row in rows if row["staleness"] <= TARGET), key=lambda row: row["tokens_per_s"])
+    ratio = round(rate(moved) / best["tokens_per_s"], 3)
+    result = {"blocks": blocks, "tuned": moved, "static": rows, "best": best, "ratio": ratio}
     arguments.results.parent.mkdir(parents=True, exist_ok=True)
     arguments.results.write_text(json.dumps(result, indent=1) + "\n")
     for row in rows:
         print(row)
-    print(f"tuned / best static: {best['ratio']:.3f}")
-    return int(best["ratio"] < 0.95)
+    print(f"tuned {rate(moved):.0f} tokens/s / best static {best['tokens_per_s']:.0f}: {ratio:.3f}")
+    return int(ratio < 0.95)
 
 
 if __name__ == "__main__":
