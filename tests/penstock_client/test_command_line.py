@@ -160,7 +160,14 @@ def test_output_that_cannot_be_written(output: str, said: str) -> None:
 def test_ctrl_c_is_130() -> None:
     with silent_server() as url:
         command = [*CLIENT, "show", "r", "--api", url]
-        with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        with subprocess.Popen(
+            command,
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            preexec_fn=heed_interrupts,  # it starts no thread
+        ) as process:
             try:
                 connected(process)
                 process.send_signal(signal.SIGINT)
@@ -168,6 +175,11 @@ def test_ctrl_c_is_130() -> None:
             finally:
                 process.kill()
     assert (process.returncode, output, errors.strip()) == (130, "", "")
+
+
+def heed_interrupts() -> None:
+    """A shell's background jobs, and so the tests in one, ignore SIGINT."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def connected(process: subprocess.Popen[str]) -> None:
