@@ -130,7 +130,8 @@ class LedgerWriter(RoleOwner):
             ledger_key=self._keys.ledger,
             project_key=project_ledger(self._project),
             projects_key=PROJECTS,
-            **_lane_keys(self._keys),
+            counters_keys=_counters_keys(self._keys),
+            in_flight_keys=_in_flight_keys(self._keys),
             project=self._project,
             at=repr(at),
             discard=int(discard),
@@ -147,14 +148,15 @@ async def close_ledger(redis: Redis, record: RunRecord, closing: Closing) -> Non
         record_key=keys.record,
         ledger_key=keys.ledger,
         project_key=project_ledger(record.project),
-        **_lane_keys(keys),
+        counters_keys=_counters_keys(keys),
+        in_flight_keys=_in_flight_keys(keys),
         closing=closing.value,
     )
 
 
-def _lane_keys(keys: RunKeys) -> dict[str, list[str]]:
-    lanes = [keys.lane(lane) for lane in Lane]
-    return {
-        "counters_keys": [lane.counters for lane in lanes],
-        "in_flight_keys": [lane.tokens_in_flight for lane in lanes],
-    }
+def _counters_keys(keys: RunKeys) -> list[str]:
+    return [keys.lane(lane).counters for lane in Lane]
+
+
+def _in_flight_keys(keys: RunKeys) -> list[str]:
+    return [keys.lane(lane).tokens_in_flight for lane in Lane]
