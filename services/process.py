@@ -166,7 +166,9 @@ class ServiceThread:
 
 
 def collect_garbage_rarely() -> None:
-    """For processes that move messages: they leave hardly any cycles, but make many objects that live for a while.
+    """For processes that move messages or answer requests.
+
+    They leave hardly any cycles, but make many objects that live for a while.
 
     With Python's own thresholds, looking for cycles takes a tenth of their CPU time.
     """

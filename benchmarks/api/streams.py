@@ -5,8 +5,9 @@ Must not share a process with the gateway that it measures.
 `python -m benchmarks.api.streams [--streams 1000] [--seconds 20] [--events 10] [--requests 200]` starts a Redis and a
 gateway, opens that many streams of one run, writes events, and prints the p50 and p99 of an event's way from its time
 to each client, the gateway's memory, and the p50 and p99 of requests that are made at a steady rate meanwhile. The
-clients share the machine with the gateway, so it prints the CPU time of both: where they need more than the machine
-has, the times to answer are those of the whole, and the gateway's CPU time for an event and a request is its own.
+clients share the machine with the gateway, one process for the streams and one for the requests, so it prints CPU time
+too: where they need more than the machine has, the times to answer are those of the whole, and the gateway's CPU time
+for an event and a request is its own.
 """
 
 from __future__ import annotations
@@ -19,8 +20,11 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from multiprocessing import get_context
 
 import httpx
 import psutil
@@ -97,28 +101,41 @@ async def _write(redis: Redis, seconds: float, rate: float) -> int:
     return count
 
 
+def requested(port: int, seconds: float, rate: float) -> list[float]:
+    """The same, for a process of its own: one that also reads a thousand streams would read its answers late."""
+    return asyncio.run(_request(port, seconds, rate))
+
+
 async def _request(port: int, seconds: float, rate: float) -> list[float]:
     """Seconds of each of the requests, which start at a steady rate whether or not earlier ones were answered."""
-    limits = httpx.Limits(max_connections=64, max_keepalive_connections=64)
-    headers = {"authorization": f"Bearer {TOKEN}"}
-    base = f"http://127.0.0.1:{port}"
-    async with httpx.AsyncClient(base_url=base, headers=headers, limits=limits, timeout=DEADLINE_S) as client:
+    idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+    lines = (f"GET /v1/runs/{RUN}/waits HTTP/1.1", "host: 127.0.0.1", f"authorization: Bearer {TOKEN}", "", "")
+    request = "\r\n".join(lines).encode()
 
-        async def ask() -> float:
-            started = time.monotonic()
-            answer = await client.get(f"/v1/runs/{RUN}/waits")
-            answer.raise_for_status()
-            return time.monotonic() - started
+    async def ask() -> float:
+        started = time.monotonic()
+        reader, writer = idle.pop() if idle else await asyncio.open_connection("127.0.0.1", port)
+        writer.write(request)
+        head = await reader.readuntil(b"\r\n\r\n")
+        if b" 200 " not in head.partition(b"\r\n")[0]:
+            raise RuntimeError(f"the request was refused: {head!r}")
+        await reader.readexactly(int(head.lower().partition(b"content-length: ")[2].partition(b"\r")[0]))
+        idle.append((reader, writer))
+        return time.monotonic() - started
 
-        started, asked = time.monotonic(), []
-        for number in range(int(seconds * rate)):
-            await asyncio.sleep(max(0.0, started + number / rate - time.monotonic()))
-            asked.append(asyncio.create_task(ask()))
-        return list(await asyncio.gather(*asked))
+    started, asked = time.monotonic(), []
+    for number in range(int(seconds * rate)):
+        await asyncio.sleep(max(0.0, started + number / rate - time.monotonic()))
+        asked.append(asyncio.create_task(ask()))
+    async with asyncio.timeout(DEADLINE_S):
+        found = list(await asyncio.gather(*asked))
+    for _, writer in idle:
+        writer.close()
+    return found
 
 
 class Cpu:
-    """CPU seconds of the gateway and of this process, which has the clients, since it was made."""
+    """CPU seconds of the gateway and of this process, which reads the streams, since it was made."""
 
     def __init__(self, gateway: psutil.Process) -> None:
         self._gateway = gateway
@@ -136,7 +153,7 @@ class Cpu:
     def __str__(self) -> str:
         seconds = time.monotonic() - self._began
         server, clients = ((now - then) / seconds for now, then in zip(self._now(), self._at, strict=True))
-        return f"gateway {server:.0%} of a core, clients {clients:.0%}"
+        return f"gateway {server:.0%} of a core, readers {clients:.0%}"
 
 
 def percentiles(values: Sequence[float]) -> str:
@@ -179,48 +196,76 @@ async def measure(url: str, port: int, server: psutil.Process, options: argparse
     redis = await connect(url)
     await RunRecords(redis).create(RUN, parse_recipe(RECIPE))
     await started(port)
-    print(f"without streams: gateway {server.memory_info().rss / 2**20:.0f} MiB")
-    if options.requests:
-        cpu = Cpu(server)
-        alone = await _request(port, ALONE_S, options.requests)
-        print(f"{options.requests:g} requests/s alone: {percentiles(alone)}; {cpu}")
-        print(f"  a request: {cpu.gateway_s / len(alone) * 1000:.2f} ms of the gateway's CPU time")
-    before = server.memory_info().rss
-    readers = [Reader(port) for _ in range(options.streams)]
-    reading = []
-    async with asyncio.timeout(DEADLINE_S):
-        for start in range(0, len(readers), AT_ONCE):
-            part = readers[start : start + AT_ONCE]
-            reading += [asyncio.create_task(reader.read()) for reader in part]
-            await asyncio.gather(*(reader.open.wait() for reader in part))
-    grown = server.memory_info().rss - before
-    print(f"{options.streams} streams open: {grown / 2**10 / max(1, options.streams):.0f} KiB each")
-    per_event = 0.0
-    for requests in (0.0, options.requests):
+    with ProcessPoolExecutor(1, get_context("spawn")) as requester:
+        measurement = Measurement(redis, port, server, options, requester)
+        await measurement.request(1.0, 1.0)  # its process has started
+        print(f"without streams: gateway {server.memory_info().rss / 2**20:.0f} MiB")
+        if options.requests:
+            cpu = Cpu(server)
+            alone = await measurement.request(ALONE_S, options.requests)
+            print(f"{options.requests:g} requests/s alone: {percentiles(alone)}; {cpu}")
+            print(f"  a request: {cpu.gateway_s / len(alone) * 1000:.2f} ms of the gateway's CPU time")
+        async with measurement.streams() as readers:
+            per_event = await measurement.deliver(readers, 0.0, 0.0)
+            await measurement.deliver(readers, options.requests, per_event)
+    print(f"gateway {server.memory_info().rss / 2**20:.0f} MiB")
+    await redis.aclose()
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One gateway under load. `requester`: the process that makes the requests."""
+
+    redis: Redis
+    port: int
+    server: psutil.Process
+    options: argparse.Namespace
+    requester: ProcessPoolExecutor
+
+    async def request(self, seconds: float, rate: float) -> list[float]:
+        """Seconds of each request."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self.requester, requested, self.port, seconds, rate)
+
+    @asynccontextmanager
+    async def streams(self) -> AsyncIterator[list[Reader]]:
+        """Open streams, and what each has cost in memory; closed at the end."""
+        before, count = self.server.memory_info().rss, self.options.streams
+        readers, reading = [Reader(self.port) for _ in range(count)], []
+        async with asyncio.timeout(DEADLINE_S):
+            for start in range(0, count, AT_ONCE):
+                part = readers[start : start + AT_ONCE]
+                reading += [asyncio.create_task(reader.read()) for reader in part]
+                await asyncio.gather(*(reader.open.wait() for reader in part))
+        grown = self.server.memory_info().rss - before
+        print(f"{count} streams open: {grown / 2**10 / max(1, count):.0f} KiB each")
+        yield readers
+        print(f"still open: {sum(not task.done() for task in reading)} of {count}")
+        for task in reading:
+            task.cancel()
+        await asyncio.gather(*reading, return_exceptions=True)
+
+    async def deliver(self, readers: Sequence[Reader], requests: float, per_event: float) -> float:
+        """Write events, and request meanwhile; CPU seconds of an event to a stream. `per_event`: those known before."""
         for reader in readers:
             reader.delays.clear()
-        cpu = Cpu(server)
-        writing = asyncio.create_task(_write(redis, options.seconds, options.events))
-        seconds = await _request(port, options.seconds, requests) if requests else []
+        cpu = Cpu(self.server)
+        writing = asyncio.create_task(_write(self.redis, self.options.seconds, self.options.events))
+        seconds = await self.request(self.options.seconds, requests) if requests else []
         count = await writing
         async with asyncio.timeout(DEADLINE_S):
             while any(len(reader.delays) < count for reader in readers):  # noqa: ASYNC110  (an event would cost too)
                 await asyncio.sleep(0.05)
-        print(f"{options.events:g} events/s to each stream, {requests:g} requests/s; {cpu}")
+        print(f"{self.options.events:g} events/s to each stream, {requests:g} requests/s; {cpu}")
         delays = [delay for reader in readers for delay in reader.delays]
         print(f"  delivery: {percentiles(delays)}")
         if seconds:
             rest = cpu.gateway_s - per_event * len(delays)
             print(f"  requests: {percentiles(seconds)}; {rest / len(seconds) * 1000:.2f} ms of the gateway's CPU time")
-        elif delays:
-            per_event = cpu.gateway_s / len(delays)
-            print(f"  an event to a stream: {per_event * 1e6:.0f} us of the gateway's CPU time")
-    print(f"still open: {sum(not task.done() for task in reading)} of {options.streams}")
-    print(f"gateway {server.memory_info().rss / 2**20:.0f} MiB")
-    for task in reading:
-        task.cancel()
-    await asyncio.gather(*reading, return_exceptions=True)
-    await redis.aclose()
+            return per_event
+        per_event = cpu.gateway_s / max(1, len(delays))
+        print(f"  an event to a stream: {per_event * 1e6:.0f} us of the gateway's CPU time")
+        return per_event
 
 
 def main() -> int:

@@ -15,6 +15,7 @@ from services.api.access.roles import Access
 from services.api.app import create_app
 from services.api.guard.connections import HEADER_BYTES, IDLE_S, guarded
 from services.api.guard.hosts import load_host_names
+from services.process import collect_garbage_rarely
 from services.streams.connection.client import Redis
 
 BACKLOG = 2048
@@ -28,6 +29,7 @@ async def serve_api(redis: Redis, access: Access, host: str, port: int, stopping
     Raises OSError when the port is taken, HostNamesError, PricesError.
     """
     app = create_app(redis, access, load_host_names())
+    collect_garbage_rarely()
     listener = socket.create_server((host, port), backlog=BACKLOG)
     # asyncio does it only for sockets that name the protocol. Without it a body waits 40 ms behind its headers, for the
     # client's delayed acknowledgement. Accepted connections inherit it.
