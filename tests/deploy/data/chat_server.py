@@ -61,11 +61,14 @@ def chat_server(answer: Callable[[dict[str, Any]], str | int]) -> Iterator[ChatS
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            sent = self.rfile.read(int(self.headers["content-length"]))
+            if not sent:
+                return  # a command that ends cancels its other requests
+            body = json.loads(sent)
             assert self.path == "/v1/chat/completions"
             status, document = chat.respond(body, {name.lower(): value for name, value in self.headers.items()})
             content = json.dumps(document).encode()
-            with suppress(ConnectionError):  # a command that ends cancels its other requests
+            with suppress(ConnectionError):  # as above
                 self.send_response(status)
                 self.send_header("content-length", str(len(content)))
                 self.end_headers()
