@@ -138,7 +138,7 @@ def test_a_dialog_keeps_the_focus_and_gives_it_back(page, address):
         assert page.evaluate(inside), focused(page)
     page.keyboard.press("Escape")
     expect(page.get_by_role("dialog")).to_have_count(0)
-    assert ">Cancel<" in focused(page)
+    expect(page.get_by_role("button", name="Cancel")).to_be_focused()  # the page redraws after the browser hides it
 
 
 VISITED = (
