@@ -190,7 +190,7 @@ class LocalStack:
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 text=True,
-                start_new_session=True,
+                process_group=0,  # and not a session of its own, as for Redis
                 preexec_fn=end_with_parent,
             )
         assert self._head.stdout is not None

@@ -160,14 +160,16 @@ class EmbeddedValkey:
         assert self._lock is not None
         drop_zeros(self._folder)
         arguments = [str(server_binary()), "--port", str(self.port), "--dir", str(self._folder), *SETTINGS, "-"]
-        # A new session, so that Ctrl-C reaches only this process: Redis must run until the drain is over.
+        # A process group of its own: Ctrl-C must not reach it, since Redis has to run until the drain is over. Not a
+        # session of its own: Linux shares the processors out by session (sched(7), autogroup), and next to a session
+        # full of engines one that holds a single process waited up to four seconds for a processor.
         with _readable(f"requirepass {self._password}\n".encode()) as secret_settings:
             self._process = subprocess.Popen(
                 arguments,
                 stdin=secret_settings,  # every user of the machine sees arguments
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                start_new_session=True,
+                process_group=0,
                 preexec_fn=end_with_parent,
                 pass_fds=(self._lock.fileno(),),
             )

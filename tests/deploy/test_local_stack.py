@@ -72,6 +72,12 @@ def answer_to(valkey, command):
         return client.recv(1000).splitlines()[0]
 
 
+def test_the_server_shares_the_session_but_not_ctrl_c(valkey):
+    """Linux shares processors out by session: alone in one, next to engines, the server waits for seconds."""
+    assert os.getsid(valkey.pid) == os.getsid(0)
+    assert os.getpgid(valkey.pid) != os.getpgid(0)
+
+
 def test_the_server_answers_only_to_its_password(valkey):
     for command in (b"PING", b"KEYS *", b"CONFIG GET requirepass", b"AUTH wrong"):
         assert answer_to(valkey, command).startswith((b"-NOAUTH", b"-WRONGPASS")), command
