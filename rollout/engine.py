@@ -66,7 +66,7 @@ class Generation:
 
 
 @contextmanager
-def _environment(threads: int, startup_timeout_s: float, weights_timeout_s: float) -> Iterator[None]:
+def _environment(recipe: Recipe) -> Iterator[None]:
     """Set the variables that the engine's processes inherit at their start; restore them in this process afterwards.
 
     vLLM sets LD_PRELOAD, which must not reach processes that this process starts later.
@@ -74,7 +74,7 @@ def _environment(threads: int, startup_timeout_s: float, weights_timeout_s: floa
     wanted = {
         # The learner shares the cores: threads are not bound, and idle OpenMP threads sleep instead of spinning.
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "OMP_NUM_THREADS": str(threads),
+        "OMP_NUM_THREADS": str(recipe.rollout.threads),
         "OMP_WAIT_POLICY": "PASSIVE",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "ERROR"),
@@ -82,14 +82,19 @@ def _environment(threads: int, startup_timeout_s: float, weights_timeout_s: floa
         # stop() kills the processes, so the tracker removes their shared memory: intended, hence no warning.
         "PYTHONWARNINGS": ",".join(filter(None, (os.environ.get("PYTHONWARNINGS"), "ignore:resource_tracker"))),
         "TORCHINDUCTOR_CACHE_DIR": _compile_cache(),
-        "VLLM_ENGINE_READY_TIMEOUT_S": str(math.ceil(startup_timeout_s)),
+        "VLLM_ENGINE_READY_TIMEOUT_S": str(math.ceil(recipe.limits.startup_timeout_s)),
         OWNER_VARIABLE: str(os.getpid()),
         # Its processes are all on this machine.
         "VLLM_HOST_IP": LOOPBACK,
         "VLLM_LOOPBACK_IP": LOOPBACK,
         **socket_environment(advertised_host()),
-        **nccl_environment(weights_timeout_s),
+        **nccl_environment(recipe.weights.timeout_s),
     }
+    if recipe.rollout.gpus == 0 and recipe.rollout.tensor_parallel == 1:
+        # One process, as on one GPU. vLLM gives a CPU's worker a process of its own to bind its OpenMP threads, which
+        # are not bound here. EngineCore would spin on sched_yield until that worker answers: half a core for nothing,
+        # and with Linux 6.18's autogroup the disk's kernel threads, so Redis' fsync, waited seconds for a processor.
+        wanted["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     with _environment_lock:
         before = {name: os.environ.get(name) for name in (*wanted, "LD_PRELOAD")}
         os.environ.update(wanted)
@@ -181,8 +186,7 @@ class RolloutEngine:
 
         def build() -> Any:
             # Imported here: vLLM reads its variables on import, and importing it takes seconds.
-            timeouts = (recipe.limits.startup_timeout_s, recipe.weights.timeout_s)
-            with _environment(recipe.rollout.threads, *timeouts):
+            with _environment(recipe):
                 from vllm.engine.arg_utils import AsyncEngineArgs
                 from vllm.v1.engine.async_llm import AsyncLLM
 

@@ -146,7 +146,7 @@ class WorkerExtension:
 
 
 def _exit_with_owner(owner: int) -> None:
-    """Exit this worker, and kill the EngineCore between it and the owner, when the owner's process has died.
+    """Exit this worker, and kill the EngineCore between it and the owner if there is one, when the owner has died.
 
     EngineCore does not notice that its client was killed; vLLM's workers notice only EngineCore's death.
     """

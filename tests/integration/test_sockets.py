@@ -30,7 +30,7 @@ PARTS = (
     "Gateway",
     "RoleActor",
     "ServeReplica",
-    "VLLM::Worker",
+    "VLLM::EngineCore",
 )
 """Parts of which at least one socket must have been seen: a test that looks at nothing would pass."""
 NODES = """

@@ -20,8 +20,10 @@ from rollout.engine import _environment
 from rollout.staging import Staging, StagingOptions
 from services.contracts import WeightManifest, WeightPlan
 from services.contracts.weight_group import GroupLeftError, nccl_environment, without_watchdog
+from services.settings import parse_recipe
 from tests.harness.broken_groups import FALLS, Fall, check_ranks, check_weights
 from tests.harness.members import TENSOR_BYTES, Member, Plan
+from tests.harness.small_run import recipe_document
 
 WORLD = 3
 LONG_S = 120.0
@@ -154,7 +156,8 @@ def until(condition: Callable[[], bool]) -> None:
 def test_a_weight_group_has_no_watchdog_and_others_keep_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in nccl_environment(2.5):
         monkeypatch.setenv(name, "")  # restored after the test
-    with _environment(1, 9, 2.5):  # that of vLLM's workers
+    recipe = parse_recipe(recipe_document("/m", weights={"timeout_s": 2.5}))
+    with _environment(recipe):  # that of vLLM's workers
         with without_watchdog():
             assert os.environ["TORCH_NCCL_BLOCKING_WAIT"] == "1"
         assert os.environ["TORCH_NCCL_BLOCKING_WAIT"] == "0"

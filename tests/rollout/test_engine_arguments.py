@@ -7,12 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from rollout.engine import EngineError, RolloutEngine, _engine_arguments
+from rollout.engine import EngineError, RolloutEngine, _engine_arguments, _environment
 from services.contracts import nucleus_limit
 from services.settings import Recipe, RecipeError, parse_recipe
 from tests.harness.small_run import recipe_document
 
 ROOT = Path(__file__).parents[2]
+PRINT_CACHE = """
+import os
+from rollout.engine import _environment
+from services.settings import parse_recipe
+from tests.harness.small_run import recipe_document
+with _environment(parse_recipe(recipe_document("/m"))):
+    print(os.environ["TORCHINDUCTOR_CACHE_DIR"])
+"""
 
 
 def arguments(**rollout):
@@ -54,15 +62,23 @@ async def test_a_run_of_an_earlier_release_with_top_p_does_not_start():
 @pytest.mark.parametrize("given", [None, "/elsewhere"])
 def test_compiled_code_is_cached_per_instruction_set(given):
     """The last part of the folder; with ATEN_CPU_CAPABILITY=default it is the same on every processor."""
-    code = "import os, rollout.engine as e\nwith e._environment(1, 9, 9): print(os.environ['TORCHINDUCTOR_CACHE_DIR'])"
     environment = {**os.environ, "ATEN_CPU_CAPABILITY": "default", "PYTHONPATH": str(ROOT)}
     environment.pop("TORCHINDUCTOR_CACHE_DIR", None)
     if given:
         environment["TORCHINDUCTOR_CACHE_DIR"] = given
-    done = subprocess.run([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", PRINT_CACHE], env=environment, stdout=subprocess.PIPE, text=True, check=True
+    )
     folder = Path(done.stdout.strip())
     assert folder.name == "DEFAULT"
     assert given is None or folder.parent == Path(given)
+
+
+@pytest.mark.parametrize(("gpus", "tensor_parallel", "alone"), [(0, 1, True), (0, 2, False), (1, 1, False)])
+def test_an_engine_on_one_processor_is_its_own_worker(gpus, tensor_parallel, alone, monkeypatch):
+    monkeypatch.delenv("VLLM_ENABLE_V1_MULTIPROCESSING", raising=False)
+    with _environment(parse_recipe(recipe_document("/m", rollout={"gpus": gpus, "tensor_parallel": tensor_parallel}))):
+        assert os.environ.get("VLLM_ENABLE_V1_MULTIPROCESSING", "1") == ("0" if alone else "1")
 
 
 @pytest.mark.xdist_group("vllm")

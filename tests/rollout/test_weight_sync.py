@@ -368,7 +368,7 @@ async def test_the_death_of_the_engine_is_detected(replica: Replica) -> None:
 
     replica.engine.check()
     for child in psutil.Process().children(recursive=True):
-        if "VLLM::Worker" in "".join(child.cmdline()):
+        if "VLLM::EngineCore" in "".join(child.cmdline()):
             os.kill(child.pid, signal.SIGKILL)
 
     async def detected() -> bool:
