@@ -39,6 +39,8 @@ TASK, SAMPLE, VERDICT, HASH, PAYLOAD = 900, 900, 1500, 700, 900
 ENTRY_FIELD = 40
 """A field of a group's hash that names a stream entry: of its task, of each sample, of each verdict."""
 BATCH_SAMPLE, BATCH_GROUP, POSTERIOR, STEP, EVENT, PLAN, DROPPED = 330, 250, 220, 6000, 600, 1200, 150
+TOKENS = 150
+"""A field of the ledger: the tokens of a group in flight, or of a committed step."""
 STEP_GROUP, REOPENED = 120, 300
 """A group in a step record; and a group that a resume reopened: a small hash, and its place among the pending ones."""
 ALWAYS = 2 * 2**20
@@ -160,7 +162,7 @@ class _Group:
         prompt, tokens = recipe.max_prompt_tokens, new_tokens
         self.task = TASK + prompt * TEXT_BYTES + REFERENCE_BYTES
         self.payloads = samples * (PAYLOAD + 4 * prompt + tokens * (4 + 4 + nucleus + TEXT_BYTES))
-        self.hash = HASH + self.task + samples * VERDICT + (1 + 2 * samples) * ENTRY_FIELD
+        self.hash = HASH + TOKENS + self.task + samples * VERDICT + (1 + 2 * samples) * ENTRY_FIELD
         messages = [self.task] + samples * [SAMPLE + REFERENCE_BYTES, VERDICT]
         self.messages = sum(messages)
         # When all messages around it were deleted, a message pins the whole node that it is in.
@@ -178,7 +180,7 @@ def _sets(recipe: Recipe) -> list[tuple[int, int]]:
 def _history(limits: LimitsSettings) -> int:
     """A rollout step has its record, or its groups are reopened; of one step, both may be there."""
     groups = limits.groups_per_step
-    return limits.rollout_steps * max(STEP + STEP_GROUP * groups, REOPENED * groups) + REOPENED * groups
+    return limits.rollout_steps * (TOKENS + max(STEP + STEP_GROUP * groups, REOPENED * groups)) + REOPENED * groups
 
 
 def _unsized(recipe: Recipe, batches: int) -> dict[str, int]:

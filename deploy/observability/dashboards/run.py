@@ -5,6 +5,7 @@ Must not show details of one plane; the other dashboards do.
 
 from __future__ import annotations
 
+from deploy.observability.dashboards.costs import COSTS, TUNING
 from deploy.observability.dashboards.queries import chosen, events, most, rate, setting, step
 from deploy.observability.panels import Board, Panel
 
@@ -143,6 +144,8 @@ RUN = Board(
                 span=12,
             ),
         ),
+        "Costs": COSTS,
+        "Tuning": TUNING,
         "Problems": (
             Panel(
                 "Missing processes",
