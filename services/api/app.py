@@ -21,6 +21,7 @@ from services.api.guard.body_limit import BodyLimit
 from services.api.guard.headers import SecurityHeaders
 from services.api.guard.hosts import HostCheck, HostNames
 from services.api.guard.json_only import few_values, json_only
+from services.api.guard.known_query import known_query
 from services.api.guard.origins import OriginCheck
 from services.api.guard.rates import Rates
 from services.api.guard.redis_deadline import redis_deadline
@@ -102,7 +103,12 @@ def create_app(redis: Redis, access: Access, hosts: HostNames = LOOPBACK_ONLY) -
         version="1",
         description="Submit, watch, scale, pause, resume and cancel DAPO training runs.",
         generate_unique_id_function=lambda route: route.name,
-        dependencies=[Depends(json_only), Depends(few_values), Depends(redis_deadline, scope="function")],
+        dependencies=[
+            Depends(known_query),
+            Depends(json_only),
+            Depends(few_values),
+            Depends(redis_deadline, scope="function"),
+        ],
         redirect_slashes=False,
         docs_url=None,  # the page has it, without another host
         redoc_url=None,

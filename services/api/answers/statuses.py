@@ -49,21 +49,27 @@ OTHERS: Mapping[str, tuple[int, ...]] = {
 
 @dataclass(frozen=True)
 class Parameters:
-    """The names of a route's parameters, its dependencies' included: those that may be wrong, and its headers."""
+    """The names of a route's parameters, its dependencies' included.
+
+    `checked`: those of the path and of the query that may be wrong; `queries`: all of the query; `headers`: in small
+    letters.
+    """
 
     checked: frozenset[str]
+    queries: frozenset[str]
     headers: frozenset[str]
 
 
 def parameters_of(route: APIRoute) -> Parameters:
     """What a route takes besides its body. A path's text is never wrong: at most it names nothing."""
-    checked, headers = set[str](), set[str]()
+    checked, queries, headers = set[str](), set[str](), set[str]()
     for dependant in _all(route.dependant):
         checked |= {field.alias for field in dependant.query_params if _may_be_wrong(field)}
+        queries |= {field.alias for field in dependant.query_params}
         headers |= {field.alias.lower() for field in dependant.header_params if _may_be_wrong(field)}
         checked |= {field.alias for field in dependant.path_params if _may_be_wrong(field)}
         headers |= {field.alias.lower() for field in dependant.header_params if field.alias.lower() in BY_HEADER}
-    return Parameters(frozenset(checked), frozenset(headers))
+    return Parameters(frozenset(checked), frozenset(queries), frozenset(headers))
 
 
 def _may_be_wrong(field: ModelField) -> bool:
@@ -81,14 +87,14 @@ def statuses_of(route: APIRoute, method: str, *, closed: bool) -> list[int]:
     """The statuses of a route besides success and 405, in order. `closed`: it needs a token."""
     found, taken = {*GUARDED, *OTHERS.get(route.name, ())}, parameters_of(route)
     if closed:
-        found |= set(CLOSED)
+        found |= {*CLOSED, 422}  # it may be sent a query parameter that it does not take
     if "{run}" in route.path:
         found |= set(WITH_RUN)
         if method in CHANGES:
             found.add(409)
     if route.body_field is not None:
         found |= set(WITH_BODY)
-    if taken.checked or taken.headers - BY_HEADER.keys():
+    if taken.headers - BY_HEADER.keys():
         found.add(422)
     found |= {status for header, status in BY_HEADER.items() if header in taken.headers}
     return sorted(found)

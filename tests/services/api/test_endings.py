@@ -106,6 +106,17 @@ async def test_many_old_runs_are_closed_at_once(own_api, own_server, method, pat
     assert {run["id"] for run in rest["runs"]} == {"old-succeeded", "new-failed"}
 
 
+@pytest.mark.parametrize(("method", "path"), [("POST", "/archive"), ("DELETE", ""), ("DELETE", "/old")])
+async def test_a_misspelt_dry_run_closes_nothing(own_api, own_server, method, path):
+    _, redis = own_server
+    await ended(redis, "old", ago=100)
+    answer = await own_api.request(method, f"/v1/runs{path}", params={"dryrun": True})
+    assert answer.status_code == 422
+    assert answer.json()["errors"][0]["field"] == "query"
+    assert answer.json()["detail"].startswith("query: 'dryrun' is not valid: expected one of ")
+    assert await closing_of(redis, "old") == [None]
+
+
 async def test_a_request_closes_a_limited_number_of_runs(own_api, own_server, monkeypatch):
     _, redis = own_server
     monkeypatch.setattr(many, "CLOSED_AT_ONCE", 3)

@@ -143,7 +143,8 @@ class Provoker:
         if self.route.body_field is not None:
             return await self.ask(content="[]")
         taken = parameters_of(self.route)
-        return await self.ask(params=dict.fromkeys(taken.checked, BAD), headers=dict.fromkeys(taken.headers, "-"))
+        wrong = (taken.checked & taken.queries) or {"no_such_parameter"}
+        return await self.ask(params=dict.fromkeys(wrong, BAD), headers=dict.fromkeys(taken.headers, "-"))
 
     async def provoke_429(self):
         access = TokenAccess({token_digest(TOKEN): local_principal()}, AccessSettings(requests_per_minute=1))
