@@ -20,6 +20,9 @@ MOST_NAME, SHOWN_CHARACTERS = 300, 200
 WHOLE = "text of whole characters"
 
 Positive = Annotated[int, Field(gt=0)]
+MOST_REPLICAS = 1024
+Replicas = Annotated[int, Field(gt=0, le=MOST_REPLICAS)]
+"""Processes of one service of a run, ranks included."""
 Seconds = Annotated[float, Field(gt=0, le=1e9)]
 """A deadline. No clock or thread can wait much longer than the largest, 30 years."""
 

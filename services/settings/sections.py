@@ -20,7 +20,7 @@ from pydantic import (
 )
 
 from services.contracts import MOST_TOP_K
-from services.settings.base import Positive, Seconds, Section
+from services.settings.base import Positive, Replicas, Seconds, Section
 from services.settings.engines import EngineArguments, combination_fault, deepspeed_fault, vllm_fault
 from services.settings.faults import invalid, shown
 from services.settings.rewards.kinds import KINDS, checked_file
@@ -82,7 +82,7 @@ class VerifierSettings(Section):
     are unknown (of at least 64, and of a whole batch's number of groups; null: never).
     """
 
-    replicas: Positive = 1
+    replicas: Replicas = 1
     processes: Annotated[int, Field(ge=1, le=64)] | None = None
     timeout_s: Seconds = 10.0
     cpus: Annotated[float, Field(ge=0)] = 0.1
@@ -108,8 +108,8 @@ class RolloutSettings(Section):
     `engine`: further arguments of vLLM's AsyncEngineArgs that change only speed or memory.
     """
 
-    replicas: Positive = 1
-    tensor_parallel: Positive = 1
+    replicas: Replicas = 1
+    tensor_parallel: Replicas = 1
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     temperature: Annotated[float, Field(gt=0)] = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
@@ -146,7 +146,7 @@ class LearnerSettings(Section):
     `deepspeed`: further arguments of DeepSpeed that change only speed or memory.
     """
 
-    ranks: Positive = 1
+    ranks: Replicas = 1
     zero_stage: Annotated[int, Field(ge=0, le=3)] = 1
     dtype: Literal["float32", "bfloat16", "float64"] = "float32"
     learning_rate: Annotated[float, Field(gt=0)] = 1e-6
@@ -251,7 +251,7 @@ class TuningSettings(Section):
     mode: TuningMode = "off"
     idle_share: Annotated[float, Field(gt=0, lt=1)] = 0.05
     staleness: Annotated[float, Field(ge=0)] = 1.0
-    replicas: tuple[Positive, Positive] | None = None
+    replicas: tuple[Replicas, Replicas] | None = None
     inflight_groups: tuple[Positive, Positive] | None = None
     max_staleness: tuple[Positive, Positive] | None = None
     cool_down_steps: Annotated[int, Field(ge=1, le=1000)] = 4

@@ -9,8 +9,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from services.settings.base import MOST_REPLICAS
 from services.settings.sections import MOST_BUDGET
-from services.streams.runs.edits import MOST_REPLICAS, PRIORITIES
+from services.streams.runs.edits import PRIORITIES
 
 UNSET: Any = None
 """The default of a setting that keeps its value; null is a value of budgets alone."""

@@ -10,7 +10,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from services.api.views.edits import UNSET
-from services.streams.runs.edits import MOST_REPLICAS, PRIORITIES
+from services.settings.base import MOST_REPLICAS
+from services.streams.runs.edits import PRIORITIES
 from services.streams.state.run_record import DEFAULT_PROJECT
 
 PROJECT = r"^[a-z0-9][a-z0-9-]{0,62}$"

@@ -16,6 +16,7 @@ from pydantic import ValidationError
 
 from services.contracts import EditedValue, RunEdit, RunState
 from services.settings import Recipe, RecipeError
+from services.settings.base import MOST_REPLICAS
 from services.settings.faults import invalid
 from services.settings.recipe import fault_line
 from services.streams.connection.client import Redis
@@ -42,7 +43,6 @@ EDITABLE: Mapping[str, str] = {
 """The settings that may change in flight, and when a change takes effect."""
 PRIORITIES = range(-100, 101)
 EDITS_KEPT = 100
-MOST_REPLICAS = 1024
 
 
 @dataclass(frozen=True)

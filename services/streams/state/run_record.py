@@ -36,7 +36,7 @@ NO_PROJECT = ""
 """Of a record whose project cannot be read: only principals with a role in all projects see it."""
 DAMAGED = (ValueError, TypeError, LookupError, AttributeError, RecursionError, OverflowError)
 """What reading a field that is not as this release writes it may raise."""
-MOST_REPLICAS = 2**20
+MOST_RECORDED = 2**20
 """Which a record may state; what is accepted is far less."""
 
 
@@ -300,8 +300,8 @@ def _finite(text: str) -> float:
 
 
 def _replicas(text: str) -> int:
-    if not 0 <= (number := int(text)) <= MOST_REPLICAS:
-        raise ValueError(f"expected 0 to {MOST_REPLICAS}")
+    if not 0 <= (number := int(text)) <= MOST_RECORDED:
+        raise ValueError(f"expected 0 to {MOST_RECORDED}")
     return number
 
 

@@ -94,7 +94,7 @@ async def submit(api, redis, body):
     assert detail
     assert len(detail) <= LONGEST_DETAIL
     assert "x" * 300 not in detail, "values are cut"
-    assert await redis.zcard(RUNS) == before, "a refused run has a place in the list"
+    assert await redis.zcard(RUNS) == before, ("a refused run has a place in the list", answer.text)
     leftovers = {key async for key in redis.scan_iter(match="penstock:{*}:*", count=1000)}
     assert not leftovers - {b"penstock:{-}:heartbeats"}, leftovers
     return answer

@@ -163,7 +163,7 @@ def _walk(redis_url, address, seed, steps):
         return answer
 
     for _ in range(steps):
-        if not runs or chosen.random() < 0.1:
+        if not runs or chosen.random() < 0.04:
             runs.append(ask("POST", "/v1/runs", {"recipe": recipe_document("/none")}).json()["id"])
             continue
         method, path, body = chosen.choice(LIFE)
@@ -186,7 +186,7 @@ async def _end(redis_url, run, state):
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_the_lives_of_runs_are_as_documented(redis_url, address, seed):
-    answered = _walk(redis_url, address, seed, steps=300)
+    answered = _walk(redis_url, address, seed, steps=500)
     for called, status in (
         ("POST /v1/runs/{run}/clone", 201),
         ("POST /v1/runs/{run}/cancel", 202),

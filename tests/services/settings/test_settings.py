@@ -32,6 +32,10 @@ from tests.harness.small_run import recipe_document
             {"rollout": {"replica": 2}},
             ["rollout.replica: 2 is not valid: expected a known field; `penstock validate --schema`"],
         ),
+        (
+            {"rollout": {"replicas": 2**63}, "learner": {"ranks": 1025}},
+            [f"rollout.replicas: {2**63} is not valid: expected a number less than or equal to 1024", "learner.ranks"],
+        ),
         ({"rollout": {"replicas": "many"}}, ["rollout.replicas: 'many' is not valid: expected a valid integer"]),
         (
             {"limits": {"groups_per_step": 5}},
