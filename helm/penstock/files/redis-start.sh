@@ -20,7 +20,7 @@ port=${REDIS_PORT:-6379}
 penstock_rule="resetchannels resetkeys ~penstock:* -@all \
 +ping +info +time +select +scan +multi +exec +fcall +function|load +function|list +function|delete \
 +get +set +del +unlink +exists +expire \
-+hget +hset +hsetnx +hdel +hmget +hgetall +hexists +hincrby \
++hget +hset +hsetnx +hdel +hmget +hgetall +hexists +hincrby +hkeys +hlen +hvals \
 +sadd +srem +scard +smembers +sismember +sscan +zadd +zcard +zrange +zrem +lpop +rpush +lrem +llen +lrange \
 +xadd +xack +xdel +xlen +xtrim +xrange +xrevrange +xread +xreadgroup +xclaim +xautoclaim +xpending \
 +xgroup|create +xgroup|delconsumer +xinfo|groups +xinfo|consumers"

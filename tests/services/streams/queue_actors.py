@@ -344,12 +344,19 @@ class Actors:
             assert taken == self.model.archive([group.name for group in groups])
             self.met("groups archived" if taken else "groups archived again")
 
-    def strip(self, most: int) -> None:
-        """The archive could not be written for long."""
+    def strip(self, most: int, late: Sequence[str] = ()) -> None:
+        """The archive could not be written for long. `late`: groups that were stripped after it had looked."""
         archive = Unarchived(self.run.redis, self.keys, "sampler", self.samplers[-1].fence)
+        waiting = archive.names
+
+        async def names(lane: Lane, most: int, *, bare: bool = False) -> list[str]:
+            return [*await waiting(lane, most, bare=bare), *(() if bare else late)]
+
+        archive.names = names
         stripped, abandoned = self.do(archive.strip(Lane.TRAIN, most))
         assert (stripped, abandoned) == (self.model.strip(most), 0)
         self.met("groups stripped", stripped)
+        self.met("a group to be stripped had been", late)
 
     # Faults of deliveries.
 

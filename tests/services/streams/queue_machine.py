@@ -318,7 +318,8 @@ class QueueMachine(RuleBasedStateMachine):
             self.acts.archive(writer(data, self.acts.samplers), names, pick(data, TIMES))
 
     def strip(self, data: Any) -> None:
-        self.acts.strip(pick(data, (1, 2)))
+        bare = self.acts.model.bare
+        self.acts.strip(pick(data, (1, 2)), bare[:1] if pick(data, (True, False)) else ())
 
     def replace(self, data: Any) -> None:
         pick(data, (self.acts.new_sampler, self.acts.new_learner))(lost=pick(data, (True, False)))

@@ -39,7 +39,8 @@ UNTIL_DETECTED = settings(WHOLE, phases=[Phase.generate], print_blob=False, repo
 
 
 SITUATIONS = """
-    groups archived; groups archived again; groups stripped; groups archived after they were stripped;
+    groups archived; groups archived again; groups stripped; a group to be stripped had been;
+    groups archived after they were stripped;
     take_archived by a previous owner; rewound over a group that waits for the archive;
     a batch released; a batch not released twice; a batch published; a batch rejected; a group ended by a letter;
     a release of a batch cut off;
@@ -128,7 +129,7 @@ def give_code(monkeypatch):
         # A failure is reported without shrinking, which takes minutes; the slow test shrinks.
         (settings(WHOLE, phases=set(Phase) - {Phase.shrink, Phase.explain}), FEW, RARE),
         # Which situations fewer examples meet depends on the order of sets.
-        pytest.param(WHOLE, 4 * WHOLE.max_examples, 0, marks=pytest.mark.slow),
+        pytest.param(WHOLE, 4 * WHOLE.max_examples, 0, marks=[pytest.mark.slow, pytest.mark.timeout(1800)]),
     ],
     ids=["few", "all"],
 )

@@ -112,7 +112,13 @@ async def test_creation_is_whole_and_can_be_repeated(redis, records, run_id):
         await records.create(run_id, RECIPE)
     created = (await redis.hget(RunKeys(run_id).record, "created_at")).decode()
     keys = RunKeys(run_id)
-    again = {"record_key": keys.record, "files_key": keys.reward_files, "request_key": "none", **INDEX, **WORDS}
+    again = {
+        "record_key": keys.record,
+        "files_key": keys.reward_files,
+        "request_key": f"{keys.record}:no-request",
+        **INDEX,
+        **WORDS,
+    }
     again |= {"request": "", "request_kept_s": 1}
     lists = {"field_list": ["state", "lost reply"], "file_list": ["./rewards.py", "lost reply"]}
     assert await call(redis, "create_record", **again, run=run_id, created_at=created, **lists) == 1
