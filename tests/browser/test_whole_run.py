@@ -14,7 +14,7 @@ from tests.integration.runs import document
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray"), pytest.mark.timeout(900)]
 
-RUN, STEPS = "from-the-page", 60
+RUN, STEPS = "from-the-page", 400
 START_S, STEP_S, STOP_S = 240.0, 90.0, 60.0
 STEPS_SHOWN = re.compile(r"^Accuracy over (\d+) rollout steps")
 SAMPLE = re.compile(r"^(g\d+)·(\d+)$")
