@@ -27,6 +27,17 @@ DEADLINE_S = 240
 STEPS = 20
 SERVICES = {"api", "sampler", "verifier", "rollout", "learner"}
 NOT_EXPORTED = {
+    **dict.fromkeys(
+        (
+            "penstock_tuning_decisions_total",
+            "penstock_tuning_idle_ratio",
+            "penstock_tuning_idle_target_ratio",
+            "penstock_tuning_staleness_steps",
+            "penstock_tuning_staleness_target_steps",
+        ),
+        "tuning is off",
+    ),
+    "penstock_cost": "the stack has no prices",
     "ALERTS": "Prometheus writes it while an alert is pending or firing",
     "penstock_step_reference_kl_nats": "the recipe has no KL term",
     "penstock_step_value_clip_ratio": "the recipe has no value head",
@@ -42,6 +53,8 @@ EMPTY = {
     "Waits for space": "there is enough space",
     "KL to the reference": "the recipe has no KL term",
     "Value head": "the recipe has no value head",
+    "Cost": "the stack has no prices",
+    **dict.fromkeys(("Idle learner", "Staleness that tuning measured", "Decisions of tuning"), "tuning is off"),
 }
 """Panels that are empty for a healthy run, and why."""
 
