@@ -18,7 +18,7 @@ NAME_CHARACTERS = 200
 
 router = APIRouter(prefix="/v1", tags=["access"])
 
-Filter = Annotated[str | None, Query(max_length=NAME_CHARACTERS)]
+Filter = Annotated[str, Query(max_length=NAME_CHARACTERS)]
 
 
 @router.get("/audit")
@@ -27,9 +27,9 @@ async def list_changes(
     principal: Admin,
     before: Annotated[str, Query(pattern=CURSOR)] = "+",
     limit: Annotated[int, Query(ge=1, le=500)] = 100,
-    run: Filter = None,
-    by: Filter = None,
-    project: Filter = None,
+    run: Filter = "",
+    by: Filter = "",
+    project: Filter = "",
 ) -> AuditPage:
     """Changes and denied requests, newest first: who, what, when, from where, with which result.
 
