@@ -51,25 +51,21 @@ OTHERS: Mapping[str, tuple[int, ...]] = {
 class Parameters:
     """The names of a route's parameters, its dependencies' included.
 
-    `checked`: those of the path and of the query that may be wrong; `queries`: all of the query; `headers`: in small
-    letters.
+    `queries`: those of the query; `headers`: those that may be wrong or decide a status, in small letters.
     """
 
-    checked: frozenset[str]
     queries: frozenset[str]
     headers: frozenset[str]
 
 
 def parameters_of(route: APIRoute) -> Parameters:
     """What a route takes besides its body. A path's text is never wrong: at most it names nothing."""
-    checked, queries, headers = set[str](), set[str](), set[str]()
+    queries, headers = set[str](), set[str]()
     for dependant in _all(route.dependant):
-        checked |= {field.alias for field in dependant.query_params if _may_be_wrong(field)}
         queries |= {field.alias for field in dependant.query_params}
         headers |= {field.alias.lower() for field in dependant.header_params if _may_be_wrong(field)}
-        checked |= {field.alias for field in dependant.path_params if _may_be_wrong(field)}
         headers |= {field.alias.lower() for field in dependant.header_params if field.alias.lower() in BY_HEADER}
-    return Parameters(frozenset(checked), frozenset(queries), frozenset(headers))
+    return Parameters(frozenset(queries), frozenset(headers))
 
 
 def _may_be_wrong(field: ModelField) -> bool:

@@ -21,7 +21,7 @@ async def known_query(request: Request) -> None:
     The others ignore what they do not know: a probe or a scrape may carry parameters of its own.
     """
     route = request.scope.get("route")
-    if not isinstance(route, APIRoute) or not is_closed(route.path):
+    if not request.query_params or not isinstance(route, APIRoute) or not is_closed(route.path):
         return
     known = parameters_of(route).queries
     expected = f"one of {', '.join(sorted(known))}" if known else "no query parameter"

@@ -143,7 +143,7 @@ class Provoker:
         if self.route.body_field is not None:
             return await self.ask(content="[]")
         taken = parameters_of(self.route)
-        wrong = (taken.checked & taken.queries) or {"no_such_parameter"}
+        wrong = taken.queries or {"no_such_parameter"}
         return await self.ask(params=dict.fromkeys(wrong, BAD), headers=dict.fromkeys(taken.headers, "-"))
 
     async def provoke_429(self):
