@@ -92,6 +92,8 @@ class Membership(Generic[G]):
         self._close = close
         self._left = threading.Event()
         self._lock = threading.Lock()
+        self._starting = threading.Lock()
+        """Held while a transfer starts: its thread must not be the one that drops the last reference to the group."""
         self._group: G | None = None
         self._waits_for = "the group's store"
 
@@ -145,13 +147,14 @@ class Membership(Generic[G]):
 
     def transfer(self, start: Callable[[G], Work]) -> None:
         """Start a transfer in the group, and wait for its end."""
-        with self._lock:
-            group = self._group
-        if group is None:
-            raise GroupLeftError(f"rank {self.rank} is in no group")
         ends = time.monotonic() + self.timeout_s
-        self._waits_for = f"a transfer between {self.world} ranks"
-        work = start(group)
+        with self._starting:
+            with self._lock:
+                group = self._group
+            if group is None:
+                raise GroupLeftError(f"rank {self.rank} is in no group")
+            self._waits_for = f"a transfer between {self.world} ranks"
+            work = start(group)
         while not work.is_completed():
             self._check(ends)
             self._left.wait(TRANSFER_POLL_S)
@@ -181,7 +184,8 @@ class Membership(Generic[G]):
 
     def _drop(self, leaving: list[Any]) -> None:
         try:
-            self._close(leaving[0])
+            with self._starting:
+                self._close(leaving[0])
         except RuntimeError as error:
             log.warning("rank %d: the group could not be left: %s", self.rank, error)
         leaving.clear()

@@ -15,11 +15,11 @@ import torch
 
 from learner.training.process_group import nccl_failure_policy, within
 from learner.weight_sync.broadcast import Rendezvous
-from rollout.channel import Channel
+from rollout.channel import Channel, Receiver
 from rollout.engine import _environment
 from rollout.staging import Staging, StagingOptions
 from services.contracts import WeightManifest, WeightPlan
-from services.contracts.weight_group import GroupLeftError, nccl_environment, without_watchdog
+from services.contracts.weight_group import GroupLeftError, Work, nccl_environment, without_watchdog
 from services.settings import parse_recipe
 from tests.harness.broken_groups import FALLS, Fall, check_ranks, check_weights
 from tests.harness.members import TENSOR_BYTES, Member, Plan
@@ -100,6 +100,32 @@ def test_a_group_is_left_in_the_middle_of_a_transfer(side: Callable[..., Any]) -
         asked = time.monotonic()
         abort()
         assert time.monotonic() - asked < LONG_S / 10, "the backend's transfer goes on for LONG_S"
+        waiting.join(30)
+        assert [type(error) for error in raised] == [GroupLeftError]
+    finally:
+        other.end()
+    until(lambda: not named("leaving-group"))
+
+
+def test_a_group_is_left_while_a_transfer_starts() -> None:
+    """The thread that transfers holds the backend's group when this process leaves; it must not wait for its end."""
+    channel, other = Channel("gloo", 1, 1, 2, LONG_S, torch.device("cpu")), Member("weights")
+    try:
+        port = other.ask("serve", "gloo", LONG_S)
+        other.ask("fall", "transfer", signal.SIGSTOP)
+        other.tell("take_part", Plan("gloo", 1, 0, 2, port, LONG_S))
+        channel.join("127.0.0.1", port)
+        channel.receive(torch.zeros(TENSOR_BYTES, dtype=torch.uint8))
+        until(other.stopped)
+
+        def start(group: Receiver) -> Work:
+            held = group._group  # type: ignore[attr-defined]
+            work = held.broadcast(torch.zeros(TENSOR_BYTES, dtype=torch.uint8), 0)
+            channel.abort()
+            time.sleep(0.5)  # long enough for a close that does not wait
+            return work  # type: ignore[no-any-return]
+
+        waiting, raised = started(lambda: channel._membership.transfer(start))
         waiting.join(30)
         assert [type(error) for error in raised] == [GroupLeftError]
     finally:
