@@ -24,6 +24,8 @@ from tests.harness.servers.redis_servers import embedded_server
 from tests.harness.servers.s3_server import BUCKET, S3Server
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# Test processes in parallel share the cores; with more threads than cores, torch's threads mostly wait for each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Tests name files in folders of their own, and places that no machine has: what is missing there is not checked.
 MISSING_ROOTS = "/model,/m,/models,/none,/no,/nowhere,/data,/data2,/rows.jsonl,/more.jsonl,/x.jsonl,/nowhere.jsonl"
 os.environ.setdefault(
