@@ -5,6 +5,7 @@ Must not stand in for anything real.
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import tempfile
@@ -64,6 +65,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         groups = {mark.args[0] for mark in item.iter_markers("xdist_group")}
         if len(groups) != 1:
             raise pytest.UsageError(f"{item.nodeid} has the groups {sorted(groups)}; one is accepted")
+    # Thousands of tests are held to the end; the garbage collector would look at them again and again.
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

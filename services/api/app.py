@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import Depends, FastAPI
+from fastapi import APIRouter, Depends, FastAPI
 from prometheus_fastapi_instrumentator import Instrumentator
 from prometheus_fastapi_instrumentator.metrics import Info
+from starlette.routing import BaseRoute
 
 from services.api.access.quotas import QuotaError
 from services.api.access.roles import Access, AccessUnavailableError, ForbiddenError, UnauthenticatedError
@@ -93,6 +94,26 @@ UNTIMED = ("^/healthz$", "^/readyz$", "^/metrics$")
 LOOPBACK_ONLY = HostNames()
 
 
+def _routes() -> tuple[BaseRoute, ...]:
+    """All routes, with what every request of theirs depends on."""
+    router = APIRouter(
+        dependencies=[
+            Depends(known_query),
+            Depends(json_only),
+            Depends(few_values),
+            Depends(redis_deadline, scope="function"),
+        ],
+        generate_unique_id_function=lambda route: route.name,
+    )
+    for each in ROUTERS:
+        router.include_router(each)
+    return tuple(router.routes)
+
+
+ROUTES = _routes()
+"""They know no application, and are most of what one costs: 80 ms of CPU time."""
+
+
 def create_app(redis: Redis, access: Access, hosts: HostNames = LOOPBACK_ONLY) -> FastAPI:
     """The gateway over one Redis, for those who have access, reached by the names in `hosts` and those of loopback.
 
@@ -102,13 +123,7 @@ def create_app(redis: Redis, access: Access, hosts: HostNames = LOOPBACK_ONLY) -
         title="Penstock",
         version="1",
         description="Submit, watch, scale, pause, resume and cancel DAPO training runs.",
-        generate_unique_id_function=lambda route: route.name,
-        dependencies=[
-            Depends(known_query),
-            Depends(json_only),
-            Depends(few_values),
-            Depends(redis_deadline, scope="function"),
-        ],
+        routes=list(ROUTES),
         redirect_slashes=False,
         docs_url=None,  # the page has it, without another host
         redoc_url=None,
@@ -116,8 +131,6 @@ def create_app(redis: Redis, access: Access, hosts: HostNames = LOOPBACK_ONLY) -
     app.state.platform = platform = Platform(redis, access)
     app.state.streams = open_streams(redis)
     answer_problems(app, STATUS)
-    for router in ROUTERS:
-        app.include_router(router)
     page.mount_files(app)
     describe(app, is_closed)
     guards = _guards(platform, hosts)
