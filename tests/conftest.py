@@ -13,6 +13,7 @@ import uuid
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import hypothesis
 import pytest
@@ -44,12 +45,20 @@ GROUPS_FIRST = ("ray", "vllm")
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With pytest-xdist a file's tests share a worker, and so its fixtures, unless they name a group of their own."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With pytest-xdist a file's tests share a worker, and so its fixtures, unless they name a group of their own.
 
-    def place(item: pytest.Item) -> int:
+    Files that mostly wait, as those of the services, mix with files that mostly compute, in an order that is random but
+    always the same: the processes of a run then seldom all wait, or all compute.
+    """
+    parallel = config.getoption("loadgroup", False)
+
+    def place(item: pytest.Item) -> tuple[int, int]:
         mark = item.get_closest_marker("xdist_group")
-        return GROUPS_FIRST.index(mark.args[0]) if mark and mark.args[0] in GROUPS_FIRST else len(GROUPS_FIRST)
+        assert mark is not None
+        if mark.args[0] in GROUPS_FIRST:
+            return GROUPS_FIRST.index(mark.args[0]), 0
+        return len(GROUPS_FIRST), crc32(mark.args[0].encode()) if parallel else 0
 
     for item in items:
         if item.get_closest_marker("xdist_group") is None:

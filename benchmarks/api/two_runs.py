@@ -34,6 +34,8 @@ READ = {"view": "", "events": "/events?limit=100&after=", "waits": "/waits"}
 PAUSED, RESUMED = "pause acknowledged", "resume acknowledged"
 TRAINING_S, FAILING_S, ACKNOWLEDGED_S, SUCCESS_S = 900.0, 600.0, 60.0, 600.0
 LOOK_S, KILL_S = 0.05, 0.2
+ENDLESS = 100_000
+"""Rollout steps of the run that fails: it must not succeed before."""
 LEFT = 3
 """Rollout steps that must be left for the healthy run to be resumed: it must not end before it was measured."""
 
@@ -170,9 +172,10 @@ def _timed(into: list[float]) -> Iterator[None]:
 
 
 def measure(stack: Stack, recipe: dict[str, Any], seconds: float) -> tuple[Findings, Killer]:
-    """Train two runs of a recipe, let the second one fail, and wait for the first one's success."""
-    for run in (HEALTHY, DOOMED):
-        stack.submit(recipe, run)
+    """Train two runs, let the second one fail, and wait for the first one's success. `recipe`: of the first one."""
+    endless = recipe | {"limits": recipe["limits"] | {"rollout_steps": ENDLESS}}
+    stack.submit(recipe, HEALTHY)
+    stack.submit(endless, DOOMED)
     for run in (HEALTHY, DOOMED):
         stack.until(run, lambda view: (view["policy_version"] or 0) >= 1, "the first policy version", TRAINING_S)
     path = ControlPath(stack, HEALTHY, [DOOMED])
@@ -190,7 +193,7 @@ def main() -> int:
     """Measure on a stack of its own, and print; the exit status."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.api.two_runs", description=__doc__)
     parser.add_argument("--seconds", type=float, default=40.0, help="before the failure, and after it")
-    parser.add_argument("--steps", type=int, default=40, help="rollout steps of each run")
+    parser.add_argument("--steps", type=int, default=150, help="rollout steps of the run that is asked")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

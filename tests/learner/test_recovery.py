@@ -241,13 +241,14 @@ def begin(folder: Path, model: Path, last: int = STEPS) -> subprocess.Popen[str]
     return subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kills", "begins"),
     [
         # After the checkpoint of step 2.
         ((3,), [(0,), (2,)]),
         # Also without a checkpoint, and while that of step 4 is written.
-        pytest.param((1, 3, 4), [(0,), (0,), (2,), (2, 4)], marks=pytest.mark.slow),
+        ((1, 3, 4), [(0,), (0,), (2,), (2, 4)]),
     ],
 )
 def test_a_learner_killed_repeatedly_ends_with_the_same_bits(

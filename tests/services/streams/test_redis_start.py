@@ -179,7 +179,7 @@ def test_a_wrong_setting_fails_in_one_line(open_path, shell, secret, content, ch
     assert done.returncode == 1
     assert len(done.stderr.splitlines()) == 1, done.stderr
     assert message in done.stderr
-    assert "s3c" not in done.stderr
+    assert "s3cret" not in done.stderr
     assert done.stdout == ""
 
 
