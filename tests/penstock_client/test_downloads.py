@@ -44,6 +44,16 @@ def test_an_export_is_downloaded_once(tmp_path: Path) -> None:
         assert [path for _, path, _ in server.requests].count("/v1/runs/r/export/nested/model.safetensors") == 1
 
 
+def test_downloads_are_a_document_too(tmp_path: Path) -> None:
+    with other_server(exporting("model.bin")) as server:
+        given = ["export", "r", "--output", str(tmp_path), "--json", "--api", server.url]
+        file = {"name": "model.bin", "size": len(CONTENT), "sha256": DIGEST}
+        for fresh in (True, False):
+            status, output = penstock(*given)
+            assert status == 0
+            assert json.loads(output) == {"folder": str(tmp_path), "files": [{**file, "downloaded": fresh}]}
+
+
 def test_a_download_tells_how_far_it_is(tmp_path: Path) -> None:
     sizes: list[int] = []
     with other_server(exporting("model.bin")) as server, Client(server.url, token="t") as client:

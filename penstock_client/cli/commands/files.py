@@ -5,8 +5,9 @@ Must not write a file but below the folder that the user names.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,6 +17,7 @@ from penstock_client.cli.terminal import bar, plain, print_json, print_line, pri
 
 if TYPE_CHECKING:
     from penstock_client.client import Client
+    from penstock_client.models import StoredFile
 
 SHOWN_DIGEST = 12
 
@@ -54,29 +56,39 @@ def export(
     """List the files of a run's trained model, or download them; files that are there, whole, are skipped."""
     from penstock_client.answers import as_json as document
 
-    found = client.exported(run)
     if output is not None:
-        _download(client, run, output)
-    elif as_json:
-        print_json(document(found))
-    else:
-        rows = [[mebibytes(file.size), (file.sha256 or "-")[:SHOWN_DIGEST], file.name] for file in found.files]
-        print_table(["size", "sha256", "file"], rows, right=["size"])
-        if not rows:
-            print_note(f"{run}: no export")
-
-
-def _download(client: Client, run: str, folder: Path) -> None:
+        files = [_download(client, run, file, output, as_json) for file in _exported(client, run)]
+        if as_json:
+            print_json({"folder": str(output), "files": files})
+        return
     found = client.exported(run)
-    if not found.files:
+    if as_json:
+        print_json(document(found))
+        return
+    rows = [[mebibytes(file.size), (file.sha256 or "-")[:SHOWN_DIGEST], file.name] for file in found.files]
+    print_table(["size", "sha256", "file"], rows, right=["size"])
+    if not rows:
+        print_note(f"{run}: no export")
+
+
+def _exported(client: Client, run: str) -> Sequence[StoredFile]:
+    if not (files := client.exported(run).files):
         fail(f"{run}: no export")
-    for file in found.files:
-        try:
-            with bar(file.name, file.size) as progress:
-                fresh = client.download_export(run, file, folder, progress)
-        except OSError as error:
-            fail(f"--output: {str(folder / file.name)!r} cannot be written ({error.strerror})")
+    return files
+
+
+def _download(client: Client, run: str, file: StoredFile, folder: Path, as_json: bool) -> dict[str, Any]:
+    """The downloaded file, as --json shows it; without that, its line is printed."""
+    from penstock_client.answers import as_json as document
+
+    try:
+        with bar(file.name, file.size) as progress:
+            fresh = client.download_export(run, file, folder, progress)
+    except OSError as error:
+        fail(f"--output: {str(folder / file.name)!r} cannot be written ({error.strerror})")
+    if not as_json:
         print_line(plain(f"{'downloaded' if fresh else 'is there  '}  {mebibytes(file.size):>12}  {file.name}"))
+    return {**document(file), "downloaded": fresh}
 
 
 def mebibytes(size: float) -> str:
