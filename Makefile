@@ -15,8 +15,8 @@ unexport PYTHONDONTWRITEBYTECODE
 demo: install
 	$(BIN)/penstock demo
 
-# Test processes in parallel: two per core on two cores, because many tests mostly wait.
-TEST_WORKERS ?= 4
+# Test processes in parallel: one more than the two cores, because many tests mostly wait.
+TEST_WORKERS ?= 3
 PYTEST = $(BIN)/python -m pytest --numprocesses $(TEST_WORKERS) --dist loadgroup --no-loadscope-reorder
 test: check tools
 	$(PYTEST)

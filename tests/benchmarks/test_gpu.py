@@ -46,6 +46,7 @@ def test_it_runs_on_the_cpu_at_toy_size(tmp_path: Path) -> None:
     assert re.search(r"^\| \d{4}-\d\d-\d\d \| cpu, .*tokens/s, MFU -, ", finished.stdout, re.M)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.version.cuda is not None, reason="this torch may find a device")
 def test_without_a_device_it_says_so_with_status_2() -> None:
     finished = run()

@@ -69,7 +69,7 @@ def read_until(process: subprocess.Popen[str], start: str) -> None:
     raise AssertionError(f"ended without {start!r}: {lines}")
 
 
-@pytest.mark.parametrize(("state", "status"), [("succeeded", 0), ("failed", 1)])
+@pytest.mark.parametrize(("state", "status"), [pytest.param("succeeded", 0, marks=pytest.mark.slow), ("failed", 1)])
 def test_submit_waits_for_an_api_that_starts_late(
     gateway: LateGateway, recipe: Path, redis_url: str, run_id: str, state: str, status: int
 ) -> None:

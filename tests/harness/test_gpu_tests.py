@@ -42,6 +42,7 @@ def test_nothing_else_is_needed_to_collect_them(packages: Path) -> None:
     assert finished.stdout.splitlines()[-1].startswith("tests on GPUs: NOTHING RAN: all ")
 
 
+@pytest.mark.slow
 def test_the_benchmark_needs_nothing_else(packages: Path) -> None:
     finished = python(packages, "-m", "benchmarks.gpu", "--help")
     assert finished.returncode == 0, finished.stderr

@@ -116,11 +116,11 @@ async def test_no_signal_leaves_a_program_without_a_jail():
 
 
 async def test_programs_run_at_once(isolation):
-    program = "import time\ndef solve():\n    time.sleep(0.5)\n    return 1"
+    program = "import time\ndef solve():\n    time.sleep(3)\n    return 1"
     started = time.monotonic()
     found = await asyncio.gather(*(judge(program, FOREVER, {}, ProgramLimits()) for _ in range(6)))
     assert all(each.correct for each in found)
-    assert time.monotonic() - started < 6 * 0.5
+    assert time.monotonic() - started < 6 * 3
 
 
 async def test_a_hundred_tests_start_one_interpreter(judged):
