@@ -185,7 +185,7 @@ async def test_a_text_that_forges_its_reply_and_runs_on_times_out(after):
     with Sandbox(1, 0.2, program=PROGRAM) as sandbox:
         found = await found_in(sandbox, FORGES + after, EVALUATED)
         assert (found.outcome, found.fault) == (Outcome.UNKNOWN, "timeout"), found
-        assert found.reason.endswith("s: the judged text kept running after its reply")
+        assert found.reason.endswith(": the judged text kept running after its reply")
         assert (await sandbox.judge(*matching("b"))).outcome is Outcome.WRONG
 
 
