@@ -183,9 +183,14 @@ class Membership(Generic[G]):
         threading.Thread(target=self._drop, args=(leaving,), name="leaving-group", daemon=True).start()
 
     def _drop(self, leaving: list[Any]) -> None:
+        started = self._starting.acquire(timeout=self.timeout_s)
+        if not started:
+            log.warning("rank %d: a transfer did not start in %g s; its group is closed", self.rank, self.timeout_s)
         try:
-            with self._starting:
-                self._close(leaving[0])
+            self._close(leaving[0])
         except RuntimeError as error:
             log.warning("rank %d: the group could not be left: %s", self.rank, error)
+        finally:
+            if started:
+                self._starting.release()
         leaving.clear()

@@ -19,7 +19,7 @@ from rollout.channel import Channel, Receiver
 from rollout.engine import _environment
 from rollout.staging import Staging, StagingOptions
 from services.contracts import WeightManifest, WeightPlan
-from services.contracts.weight_group import GroupLeftError, Work, nccl_environment, without_watchdog
+from services.contracts.weight_group import GroupLeftError, Membership, Work, nccl_environment, without_watchdog
 from services.settings import parse_recipe
 from tests.harness.broken_groups import FALLS, Fall, check_ranks, check_weights
 from tests.harness.members import TENSOR_BYTES, Member, Plan
@@ -131,6 +131,25 @@ def test_a_group_is_left_while_a_transfer_starts() -> None:
     finally:
         other.end()
     until(lambda: not named("leaving-group"))
+
+
+def test_a_start_without_end_delays_leaving_to_the_deadline() -> None:
+    closed, going_on = threading.Event(), threading.Event()
+    membership = Membership[str](1, 2, 0.5, lambda group: closed.set())
+    membership.form(lambda: "group")
+
+    def start(group: str) -> Work:
+        going_on.wait(60)
+        raise RuntimeError("too late")
+
+    waiting, raised = started(lambda: membership.transfer(start))
+    until(membership._starting.locked)
+    membership.leave()
+    assert not closed.wait(0.1), "the group is closed while a transfer starts"
+    assert closed.wait(30)
+    going_on.set()
+    waiting.join(30)
+    assert [str(error) for error in raised] == ["too late"]
 
 
 def named(thread: str) -> bool:
