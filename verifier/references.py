@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from services.settings.rewards.reward import Reward, RewardError, parse_text
-from verifier.prctl import die_with
+from verifier.processes.prctl import die_with
 
 Check = Callable[[Mapping[str, Any], Mapping[str, Any]], None]
 """(reference, options of the reward) -> None. Raises ValueError for a reference that its verifier cannot read."""

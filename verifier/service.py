@@ -30,8 +30,8 @@ from services.streams.state.rewards.unknown import JudgedResponse, UnknownVerdic
 from services.waits import cancellation_requested
 from verifier.judging import RewardJudges, reward_of, sees_prompt
 from verifier.outside import outside_judges
-from verifier.prctl import deny_inspection
 from verifier.preloading import preloaded
+from verifier.processes.prctl import deny_inspection
 from verifier.sandbox.finding import Finding, damaged_payload
 from verifier.sandbox.pool import Sandbox, default_processes
 from verifier.verifiers.base import Candidate

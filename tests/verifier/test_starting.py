@@ -58,7 +58,7 @@ async def test_gaps_of_the_confinement_are_events(redis, run_id, monkeypatch, ga
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has prctl")
 def test_a_process_that_denies_inspection_is_not_dumpable():
     code = (
-        "import ctypes\nfrom verifier.prctl import deny_inspection\nask = ctypes.CDLL(None).prctl\n"
+        "import ctypes\nfrom verifier.processes.prctl import deny_inspection\nask = ctypes.CDLL(None).prctl\n"
         "before = ask(3, 0, 0, 0, 0)\ndeny_inspection()\nprint(before, ask(3, 0, 0, 0, 0))"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)

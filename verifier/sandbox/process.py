@@ -175,9 +175,11 @@ class JudgingProcess:
         try:
             if self._descriptor >= 0:
                 signal.pidfd_send_signal(self._descriptor, number)
+            elif self._watched:
+                self._watched.send_signal(number)  # none to another process that has got its number
             else:
-                os.kill(self.pid, number)
-        except ProcessLookupError:
+                self._dead = True
+        except (ProcessLookupError, psutil.NoSuchProcess):
             self._dead = True
 
     def _parsed(self, line: bytes, mark: str) -> Reply:

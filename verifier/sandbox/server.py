@@ -19,7 +19,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from verifier.prctl import die_with
+from verifier.processes.prctl import die_with
 from verifier.sandbox.child import REASON_CHARACTERS, judge_requests
 from verifier.sandbox.confinement import confine, confine_further
 from verifier.verifiers.loading import load_function, preload

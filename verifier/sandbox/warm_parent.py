@@ -18,11 +18,12 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import psutil
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
+from verifier.processes.group import GroupLeader
 from verifier.sandbox.process import JudgingProcess
 from verifier.verifiers.registry import EVERY
 
@@ -30,10 +31,16 @@ log = logging.getLogger(__name__)
 
 FORK_S = 30.0
 """How long a fork may take on a busy machine."""
+EXIT_S = 1.0
+"""How long the exit of a warm parent that has closed its socket may take."""
 MOST_DEATHS = 3
 """How often in a row a warm parent may die without a judgement; then it is not started again."""
 LINE_BYTES = 65536
 GONE = -1
+NO_PROCESS = 0
+"""To the kernel 0 is the group of the process that signals; no process has this number."""
+MOST_PID = 1 << 22
+"""The kernel's own limit (proc(5), pid_max)."""
 
 PASSED = (
     *("HOME", "LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH", "MPLCONFIGDIR", "PATH"),
@@ -48,7 +55,7 @@ class WarmParentError(Exception):
     """A warm parent does not start, cannot be confined, cannot load the user's function, or has died too often."""
 
 
-class Start(BaseModel):
+class Start(BaseModel, extra="forbid"):
     """The first line of a warm parent: the gaps of its confinement, or why it cannot judge.
 
     `apart`: the tasks each of whose texts needs a process of its own (verifier.verifiers.registry.apart).
@@ -59,11 +66,17 @@ class Start(BaseModel):
     apart: frozenset[str] = frozenset()
 
 
-class Forked(BaseModel):
+class Forked(BaseModel, extra="forbid"):
     """The answer to a request for a process: its id, or why there is none."""
 
-    pid: int = 0
+    pid: int = Field(default=NO_PROCESS, ge=NO_PROCESS, le=MOST_PID)
     refused: str = ""
+
+    @model_validator(mode="after")
+    def _has_one(self) -> Self:
+        if bool(self.refused) == (self.pid != NO_PROCESS):
+            raise ValueError("pid or refused is expected")
+        return self
 
 
 def environment() -> dict[str, str]:
@@ -81,7 +94,7 @@ class WarmParent:
     def __init__(self, name: str, setup: Mapping[str, Any], program: str) -> None:
         self.name, self._setup, self._program = name, dict(setup), program
         self._lock = threading.Lock()
-        self._process: subprocess.Popen[bytes] | None = None
+        self._leader: GroupLeader | None = None
         self._control: socket.socket | None = None
         self._unread = b""
         self._start: Start | None = None
@@ -96,7 +109,7 @@ class WarmParent:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         command = [sys.executable, "-P", "-m", self._program, str(os.getpid()), str(theirs.fileno())]
         with theirs:
-            self._process = subprocess.Popen(
+            process = subprocess.Popen(
                 command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
@@ -105,10 +118,11 @@ class WarmParent:
                 start_new_session=True,
                 pass_fds=[theirs.fileno()],
             )
+        self._leader = GroupLeader(process)
         self._control, self._unread, self._start, self._refused = ours, b"", None, ""
         self.life += 1
         document = json.dumps(self._setup).encode()
-        stdin = self._process.stdin
+        stdin = process.stdin
         assert stdin is not None
         # In a thread: a process that does not read must not block this one.
         threading.Thread(target=_write_all, args=(stdin, document), daemon=True).start()
@@ -122,27 +136,30 @@ class WarmParent:
     @property
     def alive(self) -> bool:
         """Whether it runs."""
-        return self._process is not None and self._process.poll() is None
+        return self._leader is not None and self._leader.runs()
 
     def ready(self, patience_s: float) -> Start:
         """Wait until it is confined. Raises WarmParentError, with the process's own reason when it cannot judge."""
         with self._lock:
-            if self._refused:
+            return self._started(patience_s)
+
+    def _started(self, patience_s: float) -> Start:
+        if self._refused:
+            raise WarmParentError(self._refused)
+        if self._start is None:
+            try:
+                line, _ = self._line(time.monotonic() + patience_s, f"ready within {patience_s:g} s")
+            except WarmParentError as error:
+                if self._setup["kind"] == "python":  # the user's file would do the same the next time
+                    self._refused = str(error)
+                raise
+            start = self._parsed(Start, line)
+            if start.refused:
+                self.kill()
+                self._refused = f"it cannot judge: {start.refused}"
                 raise WarmParentError(self._refused)
-            if self._start is None:
-                try:
-                    line, _ = self._line(time.monotonic() + patience_s, f"ready within {patience_s:g} s")
-                except WarmParentError as error:
-                    if self._setup["kind"] == "python":  # the user's file would do the same the next time
-                        self._refused = str(error)
-                    raise
-                start = self._parsed(Start, line)
-                if start.refused:
-                    self.kill()
-                    self._refused = f"it cannot judge: {start.refused}"
-                    raise WarmParentError(self._refused)
-                self._start = start
-            return self._start
+            self._start = start
+        return self._start
 
     def needs_own_process(self, reference: Mapping[str, Any]) -> bool:
         """Whether a text with this reference must not share its process with another text."""
@@ -152,11 +169,12 @@ class WarmParent:
 
     def fork(self, patience_s: float) -> JudgingProcess:
         """A new judging process. Raises WarmParentError."""
-        self.ready(patience_s)
         their_requests, our_requests = os.pipe()
         our_replies, their_replies = os.pipe()
+        descriptors: list[int] = []
         try:
-            with self._lock:
+            with self._lock:  # from its first line to its answer: another thread may start it again before or after
+                self._started(patience_s)
                 assert self._control is not None
                 try:
                     socket.send_fds(self._control, [b"f"], [their_requests, their_replies])
@@ -165,12 +183,12 @@ class WarmParent:
                     raise WarmParentError(f"it died with {self._exit()}: {error}") from None
                 line, descriptors = self._line(time.monotonic() + FORK_S, f"able to fork within {FORK_S:g} s")
                 forked = self._parsed(Forked, line)
-            if forked.refused:
-                raise WarmParentError(f"it cannot fork: {forked.refused}")
-            child = self._checked_child(forked.pid, descriptors)
+                if forked.refused:
+                    raise WarmParentError(f"it cannot fork: {forked.refused}")
+                child = self._checked_child(forked.pid, descriptors)
         except BaseException:
-            os.close(our_requests)
-            os.close(our_replies)
+            for descriptor in (our_requests, our_replies, *descriptors):
+                os.close(descriptor)
             raise
         finally:
             os.close(their_requests)
@@ -183,16 +201,14 @@ class WarmParent:
 
         Kills the warm parent unless it is a child of it: a user's file in it may name another process to be killed.
         """
-        assert self._process is not None
+        assert self._leader is not None
         child: psutil.Process | None = None
         related = True
         with suppress(psutil.NoSuchProcess):
             child = psutil.Process(pid)
-            related = child.ppid() == self._process.pid
+            related = child.ppid() == self._leader.pid
         named = [_pid_of(descriptor) for descriptor in descriptors]
         if not related or any(each not in (pid, GONE) for each in named):
-            for descriptor in descriptors:
-                os.close(descriptor)
             self.kill()
             raise WarmParentError(f"it named process {pid}, which is none of its own, and was killed")
         return child
@@ -209,12 +225,8 @@ class WarmParent:
 
     def kill(self) -> None:
         """Kill it with all processes that it has forked, and wait for its exit."""
-        if self._process is None:
-            return
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)  # nothing in its session can leave it
-        self._process.kill()
-        self._process.wait()
+        if self._leader is not None:
+            self._leader.end()  # nothing in its session can leave it
 
     def close(self) -> None:
         """Kill it and close its socket."""
@@ -247,14 +259,16 @@ class WarmParent:
             if not part or len(self._unread) > LINE_BYTES:
                 for descriptor in descriptors:
                     os.close(descriptor)
+                if not part and self._leader:
+                    self._leader.wait(EXIT_S)  # for its own exit status
                 self.kill()
                 raise WarmParentError(f"it died with {self._exit()}" if not part else "it wrote too long a line")
         line, _, self._unread = self._unread.partition(b"\n")
         return line, descriptors
 
     def _exit(self) -> str:
-        assert self._process is not None
-        code = self._process.returncode
+        assert self._leader is not None
+        code = self._leader.end()
         if code >= 0:
             return f"status {code}"
         known = {number.value: number.name for number in signal.Signals}  # the real-time signals have no names

@@ -21,7 +21,7 @@ from services.settings.rewards.reward import Reward
 from services.waits import cancel_and_wait
 from verifier.judging import JudgedText, RewardJudges, is_confined
 from verifier.outside import outside_judges
-from verifier.prctl import deny_inspection
+from verifier.processes.prctl import deny_inspection
 from verifier.programs.isolation import IsolationError
 from verifier.remote.budget import LocalBudget
 from verifier.remote.faults import RemoteSetupError

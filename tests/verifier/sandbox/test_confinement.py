@@ -328,7 +328,7 @@ LAX = {
         "ctypes.util.find_library = lambda name: None if name == 'seccomp' else find(name)",
         "Unable to find libseccomp; install it",
     ),
-    "survives its parent": ("from verifier import prctl; prctl.PR_SET_PDEATHSIG = 9999", "Invalid argument"),
+    "survives its parent": ("from verifier.processes import prctl; prctl.PR_SET_PDEATHSIG = 9999", "Invalid argument"),
 }
 PROGRAM_WITH = """import sys
 from verifier.sandbox import confinement

@@ -1,8 +1,10 @@
 """A warm parent may die at any moment, lack pidfds, or hold a user's file that lies about its processes."""
 
 import os
+import re
 import signal
 import subprocess
+from unittest.mock import patch
 
 import psutil
 import pytest
@@ -19,8 +21,8 @@ from verifier.verifiers.base import Candidate
 LIES = """
 import json, os, socket, sys
 def announce(control, child):
-    named = {pid}
-    socket.send_fds(control, [json.dumps({{"pid": named}}).encode() + b"\\n"], [os.pidfd_open(named)])
+    descriptors = [os.pidfd_open({held})] if {held} else []
+    socket.send_fds(control, [json.dumps({line}).encode() + b"\\n"], descriptors)
 sys.modules["__main__"]._announce = announce
 def score(prompt, response, reference, metadata):
     return True
@@ -41,12 +43,68 @@ def bystander():
         process.kill()
 
 
-async def test_a_file_cannot_have_another_process_killed(bystander):
-    files = {"./lies.py": LIES.format(pid=bystander.pid)}
+def signals_to_processes_alone():
+    """Fail at a signal to a group, which would end these tests and what started them."""
+    kill = os.kill
+
+    def checked(pid, number):
+        assert pid > 0, f"signal {number} to {pid}"
+        kill(pid, number)
+
+    return patch.object(os, "kill", checked)
+
+
+async def lied(line, held):
+    files = {"./lies.py": LIES.format(line=line, held=held)}
     with Sandbox(1, 5.0, files=files) as sandbox:
         found = await sandbox.judge(parse_text("python:./lies.py:score"), Candidate("x", {"answer": "x"}))
     assert found.outcome is Outcome.UNKNOWN
-    assert "none of its own" in found.reason
+    return found.reason
+
+
+async def test_a_file_cannot_have_another_process_killed(bystander):
+    assert "none of its own" in await lied({"pid": bystander.pid}, bystander.pid)
+    assert "none of its own" in await lied({"pid": bystander.pid}, 0)
+
+
+@pytest.mark.parametrize(
+    "line", [{"pid": 0}, {"pid": -1}, {}, {"gaps": []}, {"pid": 1 << 40}, {"pid": 5, "refused": "no"}], ids=str
+)
+async def test_a_file_cannot_have_the_verifiers_group_killed(line):
+    """Signals to 0 and -1 go to groups: the verifier with all that started it, and every process."""
+    with signals_to_processes_alone():
+        assert re.search("invalid forked|it has ended|none of its own", await lied(line, 0))
+
+
+async def test_a_start_is_never_taken_for_a_fork():
+    """A thread forks while others start the warm parent again, at any moment."""
+    parent = WarmParent("pattern", {"kind": "pattern", "function": "", "files": {}}, "verifier.sandbox.server")
+
+    class Restarted:
+        """A lock that lets the others restart between two of this thread's uses of it."""
+
+        def __init__(self, lock):
+            self.lock, self.restarted = lock, False
+
+        def __enter__(self):
+            self.lock.acquire()
+
+        def __exit__(self, *_):
+            self.lock.release()
+            if not self.restarted:
+                self.restarted = True
+                parent.restart()
+
+    parent.start()
+    try:
+        parent.ready(60.0)
+        parent._lock = Restarted(parent._lock)
+        process = parent.fork(60.0)
+        with signals_to_processes_alone():
+            process.close()
+        assert process.pid > 0
+    finally:
+        parent.close()
 
 
 async def test_without_pidfds_texts_are_judged_and_hangs_killed(tmp_path, monkeypatch):
@@ -66,7 +124,7 @@ async def test_a_warm_parent_that_dies_is_started_again(monkeypatch, moment):
     class Watched(WarmParent):
         def start(self):
             super().start()
-            started.append(self._process.pid)
+            started.append(self._leader.pid)
 
     monkeypatch.setattr(parents, "WarmParent", Watched)
     with Sandbox(1, 20.0) as sandbox:

@@ -20,7 +20,7 @@ import uvicorn
 from pydantic import SecretStr
 
 from services.settings.faults import invalid
-from verifier.prctl import deny_inspection, die_with
+from verifier.processes.prctl import deny_inspection, die_with
 from verifier.remote.functions.app import create_functions_app
 from verifier.remote.functions.crew import Crew
 from verifier.remote.functions.place import (

@@ -26,7 +26,7 @@ from typing import Any
 
 import psutil
 
-from verifier.prctl import deny_inspection, die_with
+from verifier.processes.prctl import deny_inspection, die_with
 from verifier.remote.functions.tree import adopt_orphans, end_descendants, kill_group, restrict_signals
 from verifier.remote.functions.worker import Function, described, work
 

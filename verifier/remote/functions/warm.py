@@ -19,6 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from verifier.processes.group import GroupLeader
 from verifier.remote.functions.files import Layout
 
 log = logging.getLogger(__name__)
@@ -64,7 +65,7 @@ class WarmFunction:
         self._control.setblocking(False)
         command = [sys.executable, "-P", "-m", "verifier.remote.functions.host"]
         with theirs:
-            self._process = subprocess.Popen(
+            process = subprocess.Popen(
                 [*command, str(theirs.fileno()), str(os.getpid()), str(self._layout.folder), name],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
@@ -74,6 +75,7 @@ class WarmFunction:
                 cwd=self._layout.folder,
                 start_new_session=True,
             )
+        self._leader = GroupLeader(process)
         self._forking = asyncio.Lock()
         self._judging = 0
         self._idle = asyncio.Event()
@@ -81,7 +83,7 @@ class WarmFunction:
 
     def usable(self) -> bool:
         """Whether its process runs and its files are as they were."""
-        return self._process.poll() is None and self._layout.intact()
+        return self._leader.runs() and self._layout.intact()
 
     async def ready(self) -> None:
         """Wait until its file is imported. Raises FunctionFailedError."""
@@ -122,9 +124,7 @@ class WarmFunction:
         """End its process and remove its files, once it judges no text any more."""
         await self._idle.wait()  # each text has a deadline
         self._control.close()
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        await asyncio.to_thread(self._process.wait, STOP_S)
+        await asyncio.to_thread(self._leader.end)
         await asyncio.to_thread(self._layout.remove)
 
     async def _fork(self, channel: socket.socket, end: int, limits: TextLimits) -> None:
@@ -134,10 +134,10 @@ class WarmFunction:
                 socket.send_fds(self._control, [message], [channel.fileno(), end])
                 told = await self._told(FORK_S)
             except asyncio.CancelledError:
-                self._process.kill()  # its answer would be taken for that to the next request
+                self._leader.end()  # its answer would be taken for that to the next request
                 raise
             except (OSError, TimeoutError) as error:
-                self._process.kill()
+                self._leader.end()
                 raise self._failed(
                     f"no process could be forked for the text: {error or f'within {FORK_S:g} s'}"
                 ) from None
@@ -195,7 +195,8 @@ class WarmFunction:
         return told
 
     async def _exit(self) -> str:
-        code = await asyncio.to_thread(self._process.wait, STOP_S)
+        await asyncio.to_thread(self._leader.wait, STOP_S)
+        code = await asyncio.to_thread(self._leader.end)
         return f"status {code}" if code >= 0 else f"signal {-code}: {signal.strsignal(-code)}"
 
     def _failed(self, why: str) -> FunctionFailedError:
