@@ -5,6 +5,7 @@ Must not delete anything; the controller does.
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
@@ -17,6 +18,8 @@ from services.streams.state.runs import RecordReader, RunStateError, UnknownRunE
 
 CLOSED_AT_ONCE = 200
 """The most runs of one request."""
+CLOSED_WITHIN_S = 2.0
+"""How long a request closes runs, on a busy server; within the deadline of a request's work in Redis."""
 READ_AT_ONCE = 200
 
 
@@ -41,10 +44,14 @@ class ClosedRuns:
 async def close_runs(
     redis: Redis, closing: Closing, wanted: RunSelection, *, files: bool = False, dry_run: bool = False
 ) -> ClosedRuns:
-    """Close up to CLOSED_AT_ONCE runs, the oldest ends first; with `dry_run` only find them."""
-    done = ClosedRuns()
+    """Close up to CLOSED_AT_ONCE runs, for about CLOSED_WITHIN_S, the oldest ends first; with `dry_run` only find them.
+
+    At least one is closed if there is one, so that the repeated request comes to an end.
+    """
+    done, until = ClosedRuns(), time.monotonic() + CLOSED_WITHIN_S
     async for record in _chosen(redis, closing, wanted):
-        if len(done.runs) + len(done.refused) == CLOSED_AT_ONCE:
+        tried = len(done.runs) + len(done.refused)
+        if tried == CLOSED_AT_ONCE or (done.runs and not dry_run and time.monotonic() > until):
             done.more = True
             break
         if dry_run:

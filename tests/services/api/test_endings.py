@@ -128,6 +128,19 @@ async def test_a_request_closes_a_limited_number_of_runs(own_api, own_server, mo
     assert ([run["id"] for run in second["runs"]], second["more"]) == (["run-3", "run-4"], False)
 
 
+async def test_a_slow_server_closes_some_runs_per_request(own_api, own_server, monkeypatch):
+    _, redis = own_server
+    monkeypatch.setattr(many, "CLOSED_WITHIN_S", 0.0)
+    for number in range(2):
+        await ended(redis, f"run-{number}", ago=100 - number)
+    answers = [(await own_api.delete("/v1/runs", params={"older_than": 10})).json() for _ in range(3)]
+    assert [([run["id"] for run in each["runs"]], each["more"]) for each in answers] == [
+        (["run-0"], True),
+        (["run-1"], False),
+        ([], False),
+    ]
+
+
 async def test_only_runs_of_own_projects_are_closed(own_server):
     _, redis = own_server
     await ended(redis, "mine", ago=100, project="mine")

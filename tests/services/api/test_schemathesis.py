@@ -25,6 +25,7 @@ from services.streams.connection.client import connect
 from services.streams.state.runs import RunRecords
 from tests.harness.api_access import ACCESS, HEADERS
 from tests.harness.free_ports import free_port
+from tests.harness.servers.redis_servers import embedded_server
 from tests.harness.small_run import recipe_document
 
 RUN = "schemathesis"
@@ -75,6 +76,13 @@ async def _serve(redis_url, port, started):
         await serve_api(redis, ACCESS, "127.0.0.1", port, stopping)
     finally:
         await redis.aclose()
+
+
+@pytest.fixture(scope="module")
+def redis_url():
+    """A server of its own: some of the requests close or delete all runs."""
+    with embedded_server() as server:
+        yield f"redis://127.0.0.1:{server.port}/0"
 
 
 @pytest.fixture(scope="module")

@@ -317,6 +317,7 @@ async def test_a_passed_deadline_names_what_is_missing(redis, run_id, tmp_path, 
 async def test_the_next_controller_resumes_an_unfinished_run(redis, run_id, tmp_path):
     async with controlled(redis, run_id, tmp_path) as (records, first):
         await until_state(records, run_id, RunState.STARTING)
+        await until(lambda: "start /prepared" in first.requests)
     assert first.requests[-1] == "stop"
     second = HandCluster(run_id)
     stopping = asyncio.Event()

@@ -167,7 +167,8 @@ def test_libraries_load_before_the_first_judgement(kind, library):
 
 async def test_a_crash_of_a_judging_process_is_unknown():
     others = judging_processes()
-    with Sandbox(processes=1, timeout_s=60.0) as sandbox:
+    with Sandbox(1, 60.0, [PATTERN]) as sandbox:
+        await sandbox.start()  # until then its warm parent has helpers of other kinds
         endless = asyncio.create_task(sandbox.judge(PATTERN, BACKTRACKING))
         async with asyncio.timeout(40):
             while not endless.done():  # the text is judged once more, and has a spare beside it
