@@ -179,7 +179,7 @@ async def test_a_fenced_controller_writes_nothing(redis, run_id, tmp_path):
 
 async def test_a_resumed_run_stops_processes_left_from_before(redis, run_id, tmp_path):
     async with controlled(redis, run_id, tmp_path) as (records, cluster):
-        await until_state(records, run_id, RunState.STARTING)
+        await until(lambda: "start /prepared" in cluster.requests)
         await records.request_cancel(run_id)
         await until_state(records, run_id, RunState.CANCELLED)
         cluster.requests.clear()
