@@ -13,7 +13,7 @@ from benchmarks.data_plane.latency import delayed
 from benchmarks.data_plane.reference import Pace, together
 from tests.harness.servers.redis_servers import embedded_server
 
-DELAY_S = 0.02
+DELAY_S = 0.1
 
 
 def test_the_proxy_delays_each_way_and_not_each_chunk() -> None:
@@ -29,7 +29,7 @@ def test_the_proxy_delays_each_way_and_not_each_chunk() -> None:
             pipe.set(f"k{index}", bytes(1 << 16))  # 4 MiB, which is many chunks
         started = time.perf_counter()
         pipe.execute()
-        assert time.perf_counter() - started < 16 * DELAY_S
+        assert time.perf_counter() - started < 32 * DELAY_S
         client.close()
 
 
