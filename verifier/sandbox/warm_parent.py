@@ -216,9 +216,10 @@ class WarmParent:
     def restartable(self) -> bool:
         """Whether it may be started again: it has died, but not too often. Counts its deaths.
 
-        One that could not load its verifier would not the next time either.
+        One that could not load the user's file would not the next time either; what else fails may be a machine that
+        was short of memory or processes.
         """
-        if self._refused or self.alive:
+        if self.alive or (self._refused and self._setup["kind"] == "python"):
             return False
         self.deaths += 1
         return self.deaths <= MOST_DEATHS

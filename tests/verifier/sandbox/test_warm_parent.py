@@ -35,6 +35,17 @@ server.main(sys.argv[1:])
 """
 
 
+FAILS_ONCE = """import os, sys
+from verifier.sandbox import server
+def confine():
+    os.rename({first!r}, {first!r} + "-gone")
+    raise OSError(11, "Resource temporarily unavailable")
+if os.path.exists({first!r}):
+    server.confine = confine
+server.main(sys.argv[1:])
+"""
+
+
 @pytest.fixture
 def bystander():
     with subprocess.Popen(["sleep", "600"]) as process:
@@ -138,6 +149,16 @@ async def test_a_warm_parent_that_dies_is_started_again(monkeypatch, moment):
             os.killpg(started[0], signal.SIGKILL)
         assert (await sandbox.judge(*matching("a"))).outcome is Outcome.CORRECT
     assert len(started) == 2
+
+
+async def test_a_start_that_failed_is_repeated(tmp_path, monkeypatch):
+    first = tmp_path / "first"
+    first.touch()
+    (tmp_path / "failing_judging.py").write_text(FAILS_ONCE.format(first=str(first)))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with Sandbox(1, 20.0, program="failing_judging") as sandbox:
+        assert (await sandbox.judge(*matching("a"))).outcome is Outcome.CORRECT
+    assert not first.exists()
 
 
 @pytest.mark.parametrize("text", ["Answer: \ud800", "\ud83d"])
