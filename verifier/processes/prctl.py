@@ -1,4 +1,4 @@
-"""Owns two settings of this process in the kernel: that it dies with its parent, and that others cannot inspect it.
+"""Owns the settings of this process in the kernel: whose end ends it, whose orphans it adopts, who may inspect it.
 
 Must not be used in a confined process, where prctl is forbidden. Has no effect on other systems than Linux.
 """
@@ -12,6 +12,7 @@ import sys
 
 PR_SET_PDEATHSIG = 1
 PR_SET_DUMPABLE = 4
+PR_SET_CHILD_SUBREAPER = 36
 
 
 def die_with(parent: int) -> None:
@@ -27,6 +28,16 @@ def deny_inspection() -> None:
     Debuggers and profilers, which use the same files, need root afterwards. Raises OSError.
     """
     _set(PR_SET_DUMPABLE, 0)
+
+
+def permit_inspection() -> None:
+    """Give this process its /proc/self back, which a forked child of an uninspectable process lacks. Raises OSError."""
+    _set(PR_SET_DUMPABLE, 1)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of all descendants whose own parent ends. Raises OSError."""
+    _set(PR_SET_CHILD_SUBREAPER, 1)
 
 
 def _set(option: int, value: int) -> None:

@@ -26,8 +26,8 @@ from typing import Any
 
 import psutil
 
-from verifier.processes.prctl import deny_inspection, die_with
-from verifier.remote.functions.tree import adopt_orphans, end_descendants, kill_group, restrict_signals
+from verifier.processes.prctl import adopt_orphans, deny_inspection, die_with
+from verifier.remote.functions.tree import end_descendants, kill_group, restrict_signals
 from verifier.remote.functions.worker import Function, described, work
 
 MESSAGE_BYTES = 4096

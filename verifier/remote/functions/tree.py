@@ -5,7 +5,6 @@ Must not leave a process of a text running. On systems other than Linux a daemon
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import sys
@@ -18,21 +17,9 @@ import psutil
 if sys.platform == "linux":  # here, because a function's own files come first where later imports look
     from landlockpy import AccessFS, AccessNet, LandlockError, Ruleset, Scope
 
-PR_SET_DUMPABLE = 4
-PR_SET_CHILD_SUBREAPER = 36
 END_S = 10.0
 """How long the descendants of a process are killed again and again, because they fork."""
 CHILDREN = Path("/proc/thread-self/children")
-
-
-def adopt_orphans() -> None:
-    """Become the parent of all descendants whose own parent ends. Raises OSError."""
-    _prctl(PR_SET_CHILD_SUBREAPER, 1)
-
-
-def permit_inspection() -> None:
-    """Give this process its /proc/self back, which a forked child of an uninspectable process lacks. Raises OSError."""
-    _prctl(PR_SET_DUMPABLE, 1)
 
 
 def restrict_signals() -> str:
@@ -85,12 +72,3 @@ def _reaped() -> bool:
     except ChildProcessError:
         return False
     return True
-
-
-def _prctl(option: int, value: int) -> None:
-    if sys.platform != "linux":
-        return
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(option, *map(ctypes.c_ulong, (value, 0, 0, 0))) != 0:
-        code = ctypes.get_errno()
-        raise OSError(code, f"prctl({option}, {value}): {os.strerror(code)}")

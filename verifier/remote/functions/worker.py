@@ -16,7 +16,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from verifier.remote.functions.tree import permit_inspection, restrict_signals
+from verifier.processes.prctl import permit_inspection
+from verifier.remote.functions.tree import restrict_signals
 from verifier.verifiers.base import UndecidedError
 from verifier.verifiers.returned import judgement_of
 
