@@ -39,6 +39,12 @@ from verifier.service import VerifierService
 ATTACKED = ("tasks", "samples", "verdicts", "dead", "events", "evaluations")
 
 
+@pytest.fixture(autouse=True)
+def runs(tmp_path, monkeypatch):
+    """The sampler's archive belongs to the test, not to the folder where the tests run."""
+    monkeypatch.setenv("PENSTOCK_RUNS", str(tmp_path))
+
+
 class SteadyFleet(HandFleet):
     """Dead-letters tasks that it cannot answer, as a replica does with a prompt that its template rejects."""
 

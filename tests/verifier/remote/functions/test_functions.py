@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
-import time
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
@@ -142,9 +141,8 @@ LATE = {
 
 @pytest.mark.parametrize(("lines", "limits", "expected"), LATE.values(), ids=LATE)
 async def test_a_hang_is_killed(judged: Judged, lines: tuple[str, ...], limits: TextLimits, expected: str) -> None:
-    started = time.monotonic()
-    assert await judged.one(*lines, limits=limits) == f"functions: ./rewards.py:score: {expected}"
-    assert time.monotonic() - started < 10
+    async with asyncio.timeout(50):  # those that sleep would end by themselves after 60 s
+        assert await judged.one(*lines, limits=limits) == f"functions: ./rewards.py:score: {expected}"
 
 
 async def test_a_hang_delays_no_other_text(judged: Judged) -> None:
