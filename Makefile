@@ -100,8 +100,10 @@ compare-trl: .venv-trl/.installed
 	touch $@
 
 .PHONY: lock image-cpu image-gpu sbom test-images
-# Pins the images' packages with hashes. Locked versions stay, unless UPGRADE=--upgrade is given.
+# Pins the images' packages with hashes. Locked versions stay, unless UPGRADE=--upgrade is given. Records which of them
+# owns which file (NAME.owners.json), and fails if two of them own one.
 UPGRADE ?=
+OWNERS = nice $(BIN)/python -m deploy.images.inventory
 COMPILE = UV_CUSTOM_COMPILE_COMMAND="make lock" nice $(BIN)/uv pip compile --quiet --python-version 3.11 \
   --python-platform x86_64-manylinux_2_28 --generate-hashes $(UPGRADE)
 lock: install
@@ -110,6 +112,9 @@ lock: install
 	  --index-strategy unsafe-best-match $(TORCH_FROM) -o deploy/locks/cpu.lock
 	$(COMPILE) pyproject.toml --extra gpu --overrides deploy/locks/gpu-overrides.txt \
 	  --constraints deploy/locks/gpu-constraints.txt -o deploy/locks/gpu.lock
+	$(OWNERS) deploy/locks/build.lock
+	$(OWNERS) deploy/locks/cpu.lock --index-strategy unsafe-best-match $(TORCH_FROM)
+	$(OWNERS) deploy/locks/gpu.lock
 
 # The images penstock:VERSION-cpu and -gpu; docs/operations/containers.md describes useful BUILD_FLAGS.
 BUILDER ?= buildah bud --layers
