@@ -134,6 +134,16 @@ IMAGE ?= penstock:$(VERSION)-cpu
 sbom:
 	@$(ENGINE) run --rm $(RUN_FLAGS) $(IMAGE) cat /usr/share/penstock/sbom.cdx.json
 
+# The chart as a package, with the images of a registry: make chart REPOSITORY=registry.example.com/penstock CPU_DIGEST=...
+# GPU_DIGEST=...; needs helm on PATH, and nothing of `make install`.
+.PHONY: chart version
+CHART_FOLDER ?= .
+chart:
+	$(PYTHON) -m deploy.kubernetes.chart_package "$(CHART_FOLDER)" --repository "$(REPOSITORY)" --cpu "$(CPU_DIGEST)" --gpu "$(GPU_DIGEST)"
+
+version:
+	@echo $(VERSION)
+
 # Builds what the page uses of the npm registry again, after a change of its package.json; the result is committed. Needs
 # node and npm, which nothing else does.
 .PHONY: page

@@ -1,4 +1,4 @@
-"""Owns what the Dockerfile runs: scripts that install packages, and the bill of materials.
+"""Owns what the images are made with: scripts that install packages, bills of materials, the owners of installed files.
 
 Must not be needed by a service at run time.
 """
