@@ -10,7 +10,7 @@ export PYTHONUNBUFFERED := 1
 # Every process of a run imports the same large libraries; without byte code each process would compile them.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all tools check helm format test-system test-gpu bench-gpu test-cluster mutations chaos chaos-stub compare-trl install clean
+.PHONY: demo test test-all tools check helm format test-system test-gpu bench-gpu test-cluster test-kind mutations chaos chaos-stub compare-trl install clean
 
 demo: install
 	$(BIN)/penstock demo
@@ -68,6 +68,12 @@ bench-gpu: $(if $(GPU_PYTHON),,install)
 # Part of make test-all: a run on pods that drain, die and restart, with the commands of the chart's pods.
 test-cluster: install
 	$(BIN)/python -m pytest -m "not system and not images and not gpu" tests/cluster
+
+# The image, KubeRay and the chart on a real Kubernetes in containers (kind), `helm test`, then drills; deletes the cluster
+# at the end. Needs kind, kubectl, helm, docker or podman, 4 CPUs, 16 GiB and access to registries; nothing of
+# `make install`. KEEP=1 keeps the cluster.
+test-kind:
+	$(PYTHON) -m tests.kind.run
 
 # Plants a fault in each formula and in the platform, in a copy, and fails if `make test` would miss one. Takes up to an
 # hour on two cores.

@@ -21,6 +21,7 @@ PACKAGES = {
     "bwrap": "bubblewrap",
     "chromium": "chromium",
     "dash": "dash",
+    "kubectl": "kubernetes-client",
     "openssl": "openssl",
     "prometheus": "prometheus",
     "promtool": "prometheus",
