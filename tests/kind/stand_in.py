@@ -32,6 +32,7 @@ class StandIn:
         self.environment = environment
         self.clusters = list(self.existing)
         self.seen: list[list[str]] = []
+        self.cordoned: set[str] = set()
         self._uids = 0
         self.pods: dict[str, str] = {}
         """Component -> uid of its only pod."""
@@ -96,7 +97,11 @@ class StandIn:
         self.pods[component] = f"uid-{self._uids}"
 
     def _kubectl(self, command: list[str], name: str, given: str) -> tuple[int, str, str]:
-        if "drain" in command:
+        if command[1] == "uncordon":
+            self.cordoned.remove(command[2])
+            return 0, "", ""
+        if command[1] == "drain":
+            self.cordoned.add(command[2])
             evicted = set(COMPONENTS) - (set() if "no budget" in self.faults else set(PROTECTED))
             for component in evicted:
                 self._replace(component)
@@ -117,7 +122,7 @@ class StandIn:
             "secret": base64.b64encode(TOKEN.encode()).decode(),
             "persistentvolumeclaims": "\n".join(f"persistentvolumeclaim/{claim}" for claim in commands.CLAIMS),
         }
-        return 0, answers.get(verb[-1] if verb else "", ""), ""
+        return 0, answers.get(verb[-1], ""), ""
 
     def _pod(self, component: str) -> dict[str, Any]:
         return {

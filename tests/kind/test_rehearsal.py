@@ -55,6 +55,7 @@ def test_everything_holds(stand_in: type[StandIn], tmp_path: Path, capsys: pytes
     assert "succeeded, 20 of 20 steps, dispatched 80, trained 80" in lines[1]
     latest = stand_in.latest
     assert latest.clusters == ["others"]
+    assert latest.cordoned == set()
     assert latest.seen[-1] == ["kind", "delete", "cluster", "--name", f"penstock-test-{os.getpid()}"]
     assert latest.environment["KUBECONFIG"] == str(tmp_path / "kubeconfig")
     uninstalled = latest.seen.index(commands.uninstall())
@@ -99,6 +100,7 @@ def test_a_step_that_fails_is_named_and_the_rest_goes_on(
         commands.export_logs(f"penstock-test-{os.getpid()}", tmp_path / "logs" / step.replace(" ", "-")) in latest.seen
     )
     assert latest.clusters == ["others"]
+    assert latest.cordoned == set()
 
 
 def shows_before_the_end(stand_in: type[StandIn], monkeypatch: pytest.MonkeyPatch) -> None:
