@@ -69,8 +69,15 @@ class Rehearsal:
 
     def run(self) -> bool:
         """All steps; returns whether all held. Raises RehearsalError where no drill could follow."""
-        self._install()
         release = Release(self.shell)
+        try:
+            self._install()
+            for component in ("redis", "api", "head"):
+                release.ready(component)
+        except RehearsalError:
+            if self._created:
+                self._describe("install")
+            raise
         self._step("helm test", self._test)
         for drill in DRILLS:
             self._step(drill.name, partial(perform, release, drill))

@@ -5,6 +5,8 @@ Must not know what the commands mean.
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping
@@ -56,15 +58,22 @@ class Shell:
     def follow(self, command: list[str], deadline_s: float) -> None:
         """Run a command whose output is printed. Raises RehearsalError if it fails, or at the deadline."""
         say(f"$ {shown(command)}")
-        options: dict[str, Any] = {"cwd": self._folder, "env": self._environment, "timeout": deadline_s}
+        options: dict[str, Any] = {"cwd": self._folder, "env": self._environment}
         try:
-            done = subprocess.run(command, stdin=subprocess.DEVNULL, check=False, **options)
-        except subprocess.TimeoutExpired:
-            raise RehearsalError(f"`{shown(command)}` did not end within {deadline_s:g} s") from None
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True, **options)
         except OSError as error:
             raise RehearsalError(f"`{shown(command)}` cannot be run: {error}") from None
-        if done.returncode:
-            raise RehearsalError(f"`{shown(command)}` has exit status {done.returncode}")
+        try:
+            status = process.wait(deadline_s)
+        except subprocess.TimeoutExpired:
+            raise RehearsalError(f"`{shown(command)}` did not end within {deadline_s:g} s") from None
+        finally:
+            if process.poll() is None:
+                # With what it started: the engine behind `make` would continue.
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        if status:
+            raise RehearsalError(f"`{shown(command)}` has exit status {status}")
 
 
 def shown(command: list[str]) -> str:

@@ -125,6 +125,7 @@ def test_a_failed_preparation_leaves_no_cluster(
     assert fault in capsys.readouterr().out
     deleted = commands.delete_cluster(f"penstock-test-{os.getpid()}") in stand_in.latest.seen
     assert deleted == (fault != "make image-cpu")
+    assert any("describe" in command for command in stand_in.latest.seen) == deleted
     assert stand_in.latest.clusters[:1] == ["others"]
 
 
@@ -182,11 +183,23 @@ def test_a_signal_deletes_the_cluster(tmp_path: Path) -> None:
     assert log.read_text().splitlines()[-1] == f"kind delete cluster --name penstock-test-{process.pid}"
 
 
+def alive(pid: int) -> bool:
+    """Whether a process runs; one that has ended and is still listed does not."""
+    state = Path(f"/proc/{pid}/stat")
+    return state.exists() and state.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
 def test_a_command_has_a_deadline_and_a_message(tmp_path: Path) -> None:
     shell = Shell(tmp_path, os.environ)
     assert shell.output(["cat"], 10, "text") == "text"
     with pytest.raises(RehearsalError, match=r"`sleep 60` did not end within 0\.1 s"):
         shell.follow(["sleep", "60"], 0.1)
+    # The whole process group ends.
+    pid = tmp_path / "pid"
+    with pytest.raises(RehearsalError, match=r"did not end within 2 s"):
+        shell.follow(["sh", "-c", f"sleep 60 & echo $! >{pid}; wait"], 2)
+    assert pid.exists(), "the grandchild must have started"
+    until("the end of a grandchild", 10, lambda: None if alive(int(pid.read_text())) else True, 0.05)
     with pytest.raises(RehearsalError, match=r"has exit status 3: why"):
         shell.output(["sh", "-c", "echo why >&2; exit 3"], 10)
     with pytest.raises(RehearsalError, match=r"`no-such-program` cannot be run"):
