@@ -290,8 +290,10 @@ CASES = [
 
 
 def values_of(case: Case) -> Document:
-    """The chart's values merged with those of a case."""
+    """The chart's values merged with those of a case; each group has what all groups have."""
     values = default_values()
     for name in case.files:
         values = merged(values, load_all((CHART / name).read_text(encoding="utf-8"))[0])
-    return merged(values, case.values)
+    values = merged(values, case.values)
+    standard = {"minReplicas": 0, "gpus": 0, **values["groupDefaults"]}
+    return values | {section(role): merged(standard, values[section(role)]) for role in ROLES}

@@ -9,8 +9,8 @@ import re
 from typing import Any
 
 from tests.harness.each import each
-from tests.helm.cases import CASES, DEFAULTS, EXISTING_SECRETS, PINNED, PINNED_DIGESTS, ROLES, section
-from tests.helm.rendering import Case, Container, PodTemplate, default_values, render
+from tests.helm.cases import CASES, DEFAULTS, EXISTING_SECRETS, PINNED, PINNED_DIGESTS, ROLES, section, values_of
+from tests.helm.rendering import Case, Container, PodTemplate, render
 
 USERS = {"redis": 999}
 OUR_USER = 10001
@@ -194,7 +194,7 @@ def test_registry_secrets_reach_every_pod() -> None:
 
 
 def test_groups_with_gpus_request_whole_gpus_in_limits() -> None:
-    rendering, values = render(DEFAULTS), default_values()
+    rendering, values = render(DEFAULTS), values_of(DEFAULTS)
     for role in ROLES:
         resources = rendering.pod(role).main.document["resources"]
         wanted = values[section(role)]["gpus"]

@@ -26,14 +26,13 @@
 {{- define "penstock.validate.groups" -}}
 {{- $faults := list -}}
 {{- $store := mul .Values.ray.objectStoreMiB 1048576 -}}
-{{- $groups := prepend (include "penstock.groups" . | fromJsonArray) "head" -}}
-{{- range $role := $groups -}}
-{{- $of := get $.Values $role -}}
+{{- $groups := merge (dict "head" .Values.head) (include "penstock.sections" . | fromJson) -}}
+{{- range $role, $of := $groups -}}
 {{- if gt (int $of.minReplicas) (int (hasKey $of "maxReplicas" | ternary $of.maxReplicas $of.minReplicas)) -}}
 {{- $faults = append $faults (printf "%s.minReplicas: %v is not valid: expected at most %s.maxReplicas (%v)" $role $of.minReplicas $role $of.maxReplicas) -}}
 {{- end -}}
 {{- $most := ternary 1 (int $of.maxReplicas) (eq $role "head") -}}
-{{- if gt (int $of.minAvailable) $most -}}
+{{- if and $most (gt (int $of.minAvailable) $most) -}}
 {{- $faults = append $faults (printf "%s.minAvailable: %v is not valid: expected at most %s.maxReplicas (%d), or 0 for no budget" $role $of.minAvailable $role $most) -}}
 {{- end -}}
 {{- $shm := include "penstock.bytes" $of.shmSize | int64 -}}
@@ -45,7 +44,7 @@
 {{- end -}}
 {{- end -}}
 {{- $all := dict "api" .Values.api "redis" .Values.redis "ray.autoscaler" .Values.ray.autoscaler -}}
-{{- range $groups -}}{{- $_ := set $all . (get $.Values .) -}}{{- end -}}
+{{- $all = merge $all $groups -}}
 {{- if include "penstock.functions.enabled" . -}}{{- $_ := set $all "rewardFunctions" .Values.rewardFunctions -}}{{- end -}}
 {{- range $path, $of := $all -}}
 {{- with $of.requests.memory -}}
@@ -60,7 +59,7 @@
 {{- end -}}
 {{- end -}}
 {{- $envs := dict "api.env" .Values.api.env "ray.env" .Values.ray.env -}}
-{{- range $groups -}}{{- $_ := set $envs (printf "%s.env" .) (get $.Values .).env -}}{{- end -}}
+{{- range $role, $of := $groups -}}{{- $_ := set $envs (printf "%s.env" $role) $of.env -}}{{- end -}}
 {{- range $path, $env := $envs -}}
 {{- range $at, $variable := $env -}}
 {{- if regexMatch "^(PENSTOCK_|KUBERAY_|REDIS_|RAY_(AUTH|REDIS|ADDRESS|CLUSTER|CLOUD|NODE_TYPE|external)|HOME$|AWS_(REGION|ENDPOINT_URL|ACCESS_KEY_ID|SECRET_ACCESS_KEY)$)" $variable.name -}}
@@ -134,7 +133,8 @@
 {{- define "penstock.validate.storage" -}}
 {{- $faults := list -}}
 {{- $claim := .Values.storage.claim -}}
-{{- $pods := add 1 .Values.cpu.maxReplicas .Values.rollout.maxReplicas .Values.learner.maxReplicas -}}
+{{- $sections := include "penstock.sections" . | fromJson -}}
+{{- $pods := add 1 $sections.cpu.maxReplicas $sections.rollout.maxReplicas $sections.learner.maxReplicas -}}
 {{- if eq .Values.storage.kind "s3" -}}
 {{- if not .Values.storage.s3.url -}}
 {{- $faults = append $faults "storage.s3.url: \"\" is not valid: expected s3://bucket/prefix, because storage.kind is \"s3\"" -}}
@@ -145,7 +145,7 @@
 {{- end -}}
 {{- $seen := dict -}}
 {{- range $role := include "penstock.storage.roles" . | fromJsonArray -}}
-{{- range $key, $value := merge (deepCopy (get $.Values $role).nodeSelector) $.Values.ray.nodeSelector -}}
+{{- range $key, $value := merge (deepCopy (get (merge (dict "head" $.Values.head) $sections) $role).nodeSelector) $.Values.ray.nodeSelector -}}
 {{- if and (hasKey $seen $key) (ne (get $seen $key) $value) -}}
 {{- $faults = append $faults (printf "%s.nodeSelector: %s = %q is not valid: expected %q as in another group, because head, cpu, rollout and learner share a ReadWriteOnce volume and need one node; otherwise set storage.claim.accessMode to \"ReadWriteMany\" or storage.kind to \"s3\"" $role $key $value (get $seen $key)) -}}
 {{- end -}}

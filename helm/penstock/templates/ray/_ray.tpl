@@ -1,18 +1,5 @@
 {{/* Parts of the RayCluster's pods, shared by the head and the worker groups. */}}
 
-{{- define "penstock.groups" -}}
-{{- /* The values of the worker groups, as JSON; a group's role is its name in kebab case. An upgrade that reuses the
-       values of an older release has no `verifierCode`. */ -}}
-{{- $code := empty .Values.verifierCode | ternary list (list "verifierCode") -}}
-{{ concat (list "cpu" "verifier") $code (list "rollout" "learner") | toJson }}
-{{- end }}
-
-{{- define "penstock.roles" -}}
-{{- $roles := list -}}
-{{- range include "penstock.groups" . | fromJsonArray -}}{{- $roles = append $roles (kebabcase .) -}}{{- end -}}
-{{ toJson $roles }}
-{{- end }}
-
 {{- define "penstock.ray.groupName" -}}
 {{- /* (dict "role" "rollout" "of" .Values.rollout) */ -}}
 {{ .role }}{{ and (has .role (list "rollout" "learner")) (gt (int .of.gpus) 0) | ternary "-gpu" "" }}
@@ -168,7 +155,7 @@ dashboard-host: {{ .root.Values.ray.dashboard | ternary "0.0.0.0" "127.0.0.1" | 
 {{- range $label, $_ := $selector -}}
 {{- if or (has $label $.root.Values.ray.gpuNodeLabels) (hasPrefix $vendor $label) -}}{{- $found = append $found $label -}}{{- end -}}
 {{- end -}}
-{{- range list .root.Values.rollout .root.Values.learner -}}
+{{- range pick (include "penstock.sections" .root | fromJson) "rollout" "learner" -}}
 {{- $theirs := include "penstock.ray.nodeSelector" (dict "root" $.root "of" .) | fromJson -}}
 {{- if and .gpus $theirs (deepEqual $selector (merge (deepCopy $theirs) $selector)) -}}{{- $found = append $found "selector" -}}{{- end -}}
 {{- end -}}

@@ -114,7 +114,7 @@
 {{- end }}
 
 {{- define "penstock.anyGpus" -}}
-{{- range list .Values.rollout .Values.learner -}}
+{{- range pick (include "penstock.sections" . | fromJson) "rollout" "learner" -}}
 {{- if gt (int .gpus) 0 -}}true{{- end -}}
 {{- end -}}
 {{- end }}

@@ -1,8 +1,9 @@
 {{/* The recipe of `helm test`: one step of the demo through every service, with one GPU per process if the groups have GPUs. */}}
 
 {{- define "penstock.testRecipe" -}}
-{{- $rolloutGpus := gt (int .Values.rollout.gpus) 0 -}}
-{{- $learnerGpus := gt (int .Values.learner.gpus) 0 -}}
+{{- $sections := include "penstock.sections" . | fromJson -}}
+{{- $rolloutGpus := gt (int $sections.rollout.gpus) 0 -}}
+{{- $learnerGpus := gt (int $sections.learner.gpus) 0 -}}
 name: helm-test
 
 model:
