@@ -131,7 +131,7 @@ class RayCluster:
         except ClusterLimitsError as error:
             log.warning("%s; the memory that run %s needs is not checked", error, record.id)
             limits, alone = None, False
-        gib = {role: getattr(limits, role).gpu_memory_gib if limits else None for role in ("learner", "rollout")}
+        gib = {role: getattr(limits, role).least_gpu_memory_gib if limits else None for role in ("learner", "rollout")}
         replicas = record.rollout_replicas if alone else None
         # The size of the model takes seconds to compute.
         if alone or any(gib.values()) or record.recipe.rollout.tensor_parallel > 1:

@@ -20,6 +20,8 @@ from services.settings.rewards.limits import VERIFIER_CODE, RewardLimits, leaves
 VARIABLE = "PENSTOCK_BOUNDS"
 TINY = 1e-6
 """Sums of shares such as 0.1 are not exact."""
+SHARE_OF_CPU_POD = 0.25
+"""CPUs of a cpu pod for a sampler or tracker: the chart lets each CPU of such a pod take four of them."""
 FIELDS = {VERIFIER_CODE: "verifier_code"}
 """By role: its field here, where the two differ."""
 VALUES = {VERIFIER_CODE: "verifierCode"}
@@ -48,13 +50,17 @@ def resource_requests(recipe: Recipe, rollout_replicas: int) -> dict[str, list[R
 
 
 def role_requests(recipe: Recipe, rollout_replicas: int) -> dict[str, list[ResourceRequest]]:
-    """The same by role of the pods: the verifiers of a run that judges programs have pods of their own."""
+    """The same by role of the pods: the verifiers of a run that judges programs have pods of their own.
+
+    With its sampler and tracker, which ask Ray for no CPUs but share the cpu pods with those of other runs.
+    """
     requests = resource_requests(recipe, rollout_replicas)
-    return {verifier_role(recipe.rewards) if name == "verifier" else name: found for name, found in requests.items()}
+    of_role = {verifier_role(recipe.rewards) if name == "verifier" else name: of for name, of in requests.items()}
+    return {**of_role, "cpu": [ResourceRequest(SHARE_OF_CPU_POD, 0.0)] * (1 + bool(recipe.tracking.named))}
 
 
-class RoleLimits(Section):
-    """At most `pods` pods serve a role, each with `cpus` and `gpus`; `gpu_memory_gib`: of one GPU, None if unknown."""
+class PodLimits(Section):
+    """At most `pods` pods of one kind, each with `cpus` and `gpus`; `gpu_memory_gib`: of one GPU, None if unknown."""
 
     pods: Annotated[int, Field(ge=0)]
     cpus: Annotated[float, Field(ge=0)]
@@ -67,31 +73,67 @@ class RoleLimits(Section):
         shares = [capacity / amount for capacity, amount in sizes if amount]
         return int(min(shares) + TINY) if shares else None
 
+    def __str__(self) -> str:
+        return f"{self.pods} pods of {self.cpus:g} CPUs and {self.gpus:g} GPUs"
+
+
+class RoleLimits(PodLimits):
+    """The pods that serve a role: one kind, and further `groups` of other kinds, such as spot nodes or other GPUs."""
+
+    groups: tuple[PodLimits, ...] = ()
+
+    @property
+    def kinds(self) -> tuple[PodLimits, ...]:
+        """Every group of the role."""
+        return (self, *self.groups)
+
+    @property
+    def all_pods(self) -> int:
+        """The most pods of all groups."""
+        return sum(kind.pods for kind in self.kinds)
+
+    @property
+    def least_gpu_memory_gib(self) -> float | None:
+        """The memory of the smallest GPU that a process may get, in GiB; None if no group states it."""
+        stated = [gib for kind in self.kinds if (gib := kind.gpu_memory_gib) is not None]
+        return min(stated, default=None)
+
     def most(self, request: ResourceRequest) -> int | None:
         """How many such processes fit into all pods; None: any number."""
-        each = self.per_pod(request)
-        return None if each is None and self.pods else self.pods * (each or 0)
+        if self.all_pods and self.per_pod(request) is None:
+            return None
+        return sum(kind.pods * (kind.per_pod(request) or 0) for kind in self.kinds)
 
     def pods_for(self, requests: Iterable[ResourceRequest]) -> int | None:
-        """How many pods hold the processes (first fit, the largest first); None if one of them fits into no pod."""
+        """How many pods hold the processes (first fit, the largest first); None if one of them fits into no pod.
+
+        More than `all_pods`, if the processes do not fit into them.
+        """
+        kinds = sorted(self.kinds, key=lambda kind: (kind.gpus, kind.cpus))
+        left = [kind.pods for kind in kinds]
         pods: list[ResourceRequest] = []
+        missing = 0
         for request in sorted(requests, reverse=True):
-            if self.per_pod(request) == 0:
+            fitting = [at for at, kind in enumerate(kinds) if kind.per_pod(request) != 0]
+            if not fitting:
                 return None
             for index, free in enumerate(pods):
                 if request.cpus <= free.cpus + TINY and request.gpus <= free.gpus + TINY:
                     pods[index] = ResourceRequest(free.cpus - request.cpus, free.gpus - request.gpus)
                     break
             else:
-                pods.append(ResourceRequest(self.cpus - request.cpus, self.gpus - request.gpus))
-        return len(pods)
+                at = next((at for at in fitting if left[at]), fitting[-1])
+                missing += not left[at]
+                left[at] = max(0, left[at] - 1)
+                pods.append(ResourceRequest(kinds[at].cpus - request.cpus, kinds[at].gpus - request.gpus))
+        return self.all_pods + missing if missing else len(pods)
 
     def __str__(self) -> str:
-        return f"at most {self.pods} pods of {self.cpus:g} CPUs and {self.gpus:g} GPUs"
+        return "at most " + " and ".join(str(PodLimits.__str__(kind)) for kind in self.kinds)
 
 
 class ClusterLimits(Section):
-    """The limits of every role, and of rewards. `cpu`: the pods of the samplers, which request nothing.
+    """The limits of every role, and of rewards. `cpu`: the pods of samplers and trackers.
 
     What a chart does not state of `verifier_code` and `rewards`, it does not allow.
     """
@@ -116,16 +158,16 @@ class ClusterLimits(Section):
             alone = limits.pods_for(processes)
             if alone is None:
                 return f"{what}: one of them is larger than a pod; the chart allows {limits}"
-            if alone > limits.pods:
+            if alone > limits.all_pods:
                 return f"{what} need {alone} pods; the chart allows {limits} ({value})"
             together = limits.pods_for([*processes, *others.get(role, ())])
-            if together is None or together > limits.pods:
+            if together is None or together > limits.all_pods:
                 return f"{what} have no room beside the other runs; the chart allows {limits} ({value})"
         return None
 
     def reward_faults(self, recipe: Recipe) -> list[str]:
         """What of a recipe's rewards the cluster does not allow, one line per fault."""
-        return self.rewards.faults(list(recipe.stated_rewards.items()), code=self.verifier_code.pods > 0)
+        return self.rewards.faults(list(recipe.stated_rewards.items()), code=self.verifier_code.all_pods > 0)
 
     def most_replicas(self, recipe: Recipe) -> int | None:
         """The most rollout replicas that a run of `recipe` may have; None: any number."""

@@ -210,3 +210,36 @@ def test_an_upgrade_with_the_same_redis_volume_passes(tmp_path: Path, live: dict
 def test_an_external_redis_has_no_volume_to_check(tmp_path: Path) -> None:
     objects = (*of_cluster(EXTERNAL_REDIS), live_redis(size="1Gi"))
     assert not against(tmp_path, EXTERNAL_REDIS, *objects).has("StatefulSet", "redis")
+
+
+def of_release(kind: str, name: str, release: str, version: str) -> Document:
+    """An object in the namespace, of another release; of none, if the name is empty."""
+    annotations = {"annotations": {"meta.helm.sh/release-name": release}} if release else {}
+    return {"apiVersion": version, "kind": kind, "metadata": {"name": name, **annotations}}
+
+
+@each(
+    "kind, name, version",
+    [
+        ("RayCluster", "demo-penstock", "ray.io/v1"),
+        ("Deployment", "demo-penstock-api", "apps/v1"),
+        ("StatefulSet", "demo-penstock-redis", "apps/v1"),
+    ],
+)
+def test_the_name_of_another_release_is_one_clear_line(tmp_path: Path, kind: str, name: str, version: str) -> None:
+    """Releases `demo` and `demo-penstock` have the same full name, and so have two with the same fullnameOverride."""
+    for release, whose in (("demo-penstock", "of release demo-penstock"), ("", "of no release")):
+        with pytest.raises(HelmError) as refused:
+            against(tmp_path, DEFAULTS, of_release(kind, name, release, version))
+        message = str(refused.value)
+        assert 'fullnameOverride: "" is not valid: expected another name' in message
+        assert f"namespace training has the {kind} {name} {whose}" in message
+        assert message.count("is not valid") == 1
+
+
+def test_the_objects_of_the_same_release_are_no_clash(tmp_path: Path) -> None:
+    mine = [
+        of_release("RayCluster", "demo-penstock", "demo", "ray.io/v1"),
+        of_release("Deployment", "demo-penstock-api", "demo", "apps/v1"),
+    ]
+    assert against(tmp_path, DEFAULTS, *mine).cluster

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from services.settings.cluster_limits import SHARE_OF_CPU_POD
 from tests.harness.each import each
 from tests.helm.cases import CASES, DEFAULTS, EXISTING_SECRETS, EXTERNAL_REDIS_TLS, ROLES, SENTINELS, section, values_of
 from tests.helm.rendering import FULLNAME, NAMESPACE, Case, Document, parse, render, template_as
@@ -74,6 +75,11 @@ def test_a_long_or_odd_release_name_makes_a_valid_cluster(release: str) -> None:
     assert all(len(manifest.name) <= 63 for manifest in rendering.manifests)
 
 
+def slots(role: str, cpus: int) -> int:
+    """How many processes of a role a pod takes: those of cpu pods request nothing else, the others are never as many."""
+    return int(cpus / SHARE_OF_CPU_POD) if role == "cpu" else 1000 * cpus
+
+
 @each("case", CASES)
 def test_rays_autoscaler_reads_the_groups_as_intended(case: Case) -> None:
     """By the function with which the autoscaler in the head's pod reads the cluster."""
@@ -90,7 +96,7 @@ def test_rays_autoscaler_reads_the_groups_as_intended(case: Case) -> None:
         of = values[section(role)]
         assert kind["resources"]["CPU"] == of["cpus"]
         assert kind["resources"].get("GPU", 0) == of["gpus"]
-        assert kind["resources"][f"penstock-{role}"] == 1000
+        assert kind["resources"][f"penstock-{role}"] == slots(role, of["cpus"])
         assert (kind["min_workers"], kind["max_workers"]) == (of["minReplicas"], of["maxReplicas"])
 
 

@@ -84,7 +84,7 @@ def most_pods(pod: PodTemplate) -> int:
     return int(groups[pod.group]["maxReplicas"]) if pod.group in groups else 1
 
 
-@each("component", ["head", "rollout", "learner"])
+@each("component", ["head", "rollout"])
 def test_a_budget_keeps_minavailable_at_most_all_pods(component: str) -> None:
     most = most_pods(render(DEFAULTS).pod(component))
     case = DEFAULTS.but({component: {"minAvailable": most}})

@@ -16,25 +16,26 @@ app.kubernetes.io/component: {{ . }}
 {{- end }}
 
 {{- define "penstock.labels" -}}
+{{- /* (dict "root" $ "component" "api" "more" .Values.ray.labels) */ -}}
 {{ include "penstock.selectorLabels" . }}
 app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" }}
-{{- with .root.Values.commonLabels }}
+{{- with merge dict (.more | default dict) (.root.Values.commonLabels | default dict) }}
 {{ toYaml . }}
 {{- end }}
 {{- end }}
 
 {{- define "penstock.podLabels" -}}
-{{- /* Without the chart's version: a new version alone must not replace pods. */ -}}
+{{- /* Without the chart's version and `commonLabels`: neither must replace pods. */ -}}
 {{ include "penstock.selectorLabels" . }}
-{{- with .root.Values.commonLabels }}
+{{- with merge dict (.more | default dict) (.root.Values.podLabels | default dict) }}
 {{ toYaml . }}
 {{- end }}
 {{- end }}
 
 {{- define "penstock.metadata" -}}
-{{- /* (dict "root" $ "name" "F-api" "component" "api") */ -}}
+{{- /* (dict "root" $ "name" "F-api" "component" "api" "more" .Values.ray.labels) */ -}}
 name: {{ .name }}
 namespace: {{ .root.Release.Namespace }}
 labels:

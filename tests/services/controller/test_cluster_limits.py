@@ -73,6 +73,39 @@ def test_pods_are_packed_and_never_overfull():
     assert role.pods_for([ResourceRequest(1, 3)]) is None
 
 
+SPOT = {"pods": 4, "cpus": 8, "gpus": 4, "gpu_memory_gib": 40}
+
+
+def test_the_groups_of_a_role_add_up():
+    role = RoleLimits.model_validate({"pods": 2, "cpus": 8, "gpus": 1, "gpu_memory_gib": 80, "groups": [SPOT]})
+    assert (role.all_pods, role.least_gpu_memory_gib) == (6, 40)
+    assert role.most(ResourceRequest(1, 1)) == 2 + 16
+    assert role.most(ResourceRequest(1, 4)) == 4, "only the larger pods hold one"
+    assert role.most(ResourceRequest(1, 5)) == 0
+    assert role.most(ResourceRequest(0, 0)) is None
+    assert role.pods_for([ResourceRequest(1, 1)] * 18) == 6
+    assert role.pods_for([ResourceRequest(1, 1)] * 19) > 6
+    assert role.pods_for([ResourceRequest(1, 4)] * 4) == 4
+    assert role.pods_for([ResourceRequest(1, 4)] * 5) > 6, "two small pods do not replace a large one"
+    assert role.pods_for([ResourceRequest(1, 5)]) is None
+    assert str(role) == "at most 2 pods of 8 CPUs and 1 GPUs and 4 pods of 8 CPUs and 4 GPUs"
+
+
+def test_a_run_may_use_every_group_of_a_role():
+    three = record("a", replicas=3)
+    one = {**FILE["rollout"], "pods": 1, "gpus": 1}
+    assert "need 3 pods; the chart allows at most 1 pods" in shortage(limits(rollout=one), three, [])
+    assert shortage(limits(rollout={**one, "groups": [SPOT]}), three, []) is None
+
+
+def test_samplers_wait_for_room_in_the_cpu_pods():
+    large = {"pods": 100, "cpus": 100, "gpus": 100}
+    many = limits(cpu={"pods": 1, "cpus": 1, "gpus": 0}, rollout=large, learner=large, verifier=large)
+    others = [record(f"r{number}", RunState.RUNNING) for number in range(4)]
+    assert shortage(many, record("b"), others[:3]) is None
+    assert shortage(many, record("b"), others).startswith("cpu: 1 x 0.25 CPUs, 0 GPUs have no room beside")
+
+
 def test_room_is_what_other_runs_leave():
     running = record("a", RunState.RUNNING, replicas=5)
     assert shortage(limits(), record("b"), [running]) is None

@@ -87,7 +87,7 @@ def test_programs_and_what_leaves_the_pod_exclude_each_other(other: Any, shown: 
 def test_programs_move_the_verifiers_to_their_own_role() -> None:
     programs, others = recipe({"all": ["mine", "math"]}, mine="code"), recipe("math")
     assert verifier_role(programs.rewards) == "verifier-code"
-    assert set(role_requests(programs, 1)) == {"rollout", "verifier-code", "learner"}
+    assert set(role_requests(programs, 1)) == {"rollout", "verifier-code", "learner", "cpu"}
     assert role_requests(programs, 1)["verifier-code"] == role_requests(others, 1)["verifier"]
     allowed = ClusterLimits.model_validate({**ROLES, "verifier_code": {"pods": 2, "cpus": 0.4, "gpus": 0}})
     too_many = {"verifier-code": role_requests(programs, 1)["verifier-code"] * 9}

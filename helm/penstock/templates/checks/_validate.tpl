@@ -2,7 +2,7 @@
 
 {{- define "penstock.validate" -}}
 {{- $faults := list -}}
-{{- range list "groups" "volumes" "redis" "storage" "api" "rewards" "code" -}}
+{{- range list "groups" "names" "labels" "queue" "volumes" "redis" "storage" "api" "rewards" "code" -}}
 {{- $faults = concat $faults (include (printf "penstock.validate.%s" .) $ | fromJsonArray) -}}
 {{- end -}}
 {{- /* Every API server has this group, and Helm does not assume it. Without a cluster its APIs are not known. */ -}}
@@ -11,7 +11,7 @@
 {{- end -}}
 {{- /* Kubernetes adds this ConfigMap to every namespace. Without it the namespace is missing, or `lookup` has no cluster. */ -}}
 {{- if lookup "v1" "ConfigMap" .Release.Namespace "kube-root-ca.crt" -}}
-{{- $faults = concat $faults (include "penstock.validate.objects" . | fromJsonArray) -}}
+{{- $faults = concat $faults (include "penstock.validate.owner" . | fromJsonArray) (include "penstock.validate.objects" . | fromJsonArray) -}}
 {{- end -}}
 {{- with $faults -}}
 {{- fail (printf "\n\n%s\n" (join "\n" .)) -}}
@@ -26,14 +26,19 @@
 {{- define "penstock.validate.groups" -}}
 {{- $faults := list -}}
 {{- $store := mul .Values.ray.objectStoreMiB 1048576 -}}
-{{- $groups := merge (dict "head" .Values.head) (include "penstock.sections" . | fromJson) -}}
+{{- $groups := dict "head" .Values.head -}}
+{{- $most := dict "head" 1 -}}
+{{- range include "penstock.workers" . | fromJsonArray -}}
+{{- $_ := set $groups .at .of -}}
+{{- $_ := set $most .key (add (get $most .key | default 0) .of.maxReplicas) -}}
+{{- end -}}
 {{- range $role, $of := $groups -}}
 {{- if gt (int $of.minReplicas) (int (hasKey $of "maxReplicas" | ternary $of.maxReplicas $of.minReplicas)) -}}
 {{- $faults = append $faults (printf "%s.minReplicas: %v is not valid: expected at most %s.maxReplicas (%v)" $role $of.minReplicas $role $of.maxReplicas) -}}
 {{- end -}}
-{{- $most := ternary 1 (int $of.maxReplicas) (eq $role "head") -}}
-{{- if and $most (gt (int $of.minAvailable) $most) -}}
-{{- $faults = append $faults (printf "%s.minAvailable: %v is not valid: expected at most %s.maxReplicas (%d), or 0 for no budget" $role $of.minAvailable $role $most) -}}
+{{- $pods := get $most $role | default 0 | int -}}
+{{- if and $pods (ne $role "learner") (gt (int $of.minAvailable) $pods) -}}
+{{- $faults = append $faults (printf "%s.minAvailable: %v is not valid: expected at most %s.maxReplicas (%d), or 0 for no budget" $role $of.minAvailable $role $pods) -}}
 {{- end -}}
 {{- $shm := include "penstock.bytes" $of.shmSize | int64 -}}
 {{- if ge $shm (include "penstock.bytes" $of.memory | int64) -}}
@@ -65,11 +70,6 @@
 {{- if regexMatch "^(PENSTOCK_|KUBERAY_|REDIS_|RAY_(AUTH|REDIS|ADDRESS|CLUSTER|CLOUD|NODE_TYPE|external)|HOME$|AWS_(REGION|ENDPOINT_URL|ACCESS_KEY_ID|SECRET_ACCESS_KEY)$)" $variable.name -}}
 {{- $faults = append $faults (printf "%s[%d].name: %q is not valid: expected a name that neither the chart nor KubeRay sets" $path $at $variable.name) -}}
 {{- end -}}
-{{- end -}}
-{{- end -}}
-{{- range $label, $_ := .Values.commonLabels -}}
-{{- if regexMatch "^(app[.]kubernetes[.]io|helm[.]sh|ray[.]io|penstock[.]dev)/" $label -}}
-{{- $faults = append $faults (printf "commonLabels: %q is not valid: expected a prefix other than those of the chart and of KubeRay" $label) -}}
 {{- end -}}
 {{- end -}}
 {{- if not (regexMatch "^[a-z]([a-z0-9-]*[a-z0-9])?$" (include "penstock.fullname" .)) -}}
@@ -133,8 +133,14 @@
 {{- define "penstock.validate.storage" -}}
 {{- $faults := list -}}
 {{- $claim := .Values.storage.claim -}}
-{{- $sections := include "penstock.sections" . | fromJson -}}
-{{- $pods := add 1 $sections.cpu.maxReplicas $sections.rollout.maxReplicas $sections.learner.maxReplicas -}}
+{{- $sharing := dict "head" .Values.head -}}
+{{- $pods := 1 -}}
+{{- range include "penstock.workers" . | fromJsonArray -}}
+{{- if has .role (include "penstock.storage.roles" $ | fromJsonArray) -}}
+{{- $_ := set $sharing .at .of -}}
+{{- $pods = add $pods .of.maxReplicas -}}
+{{- end -}}
+{{- end -}}
 {{- if eq .Values.storage.kind "s3" -}}
 {{- if not .Values.storage.s3.url -}}
 {{- $faults = append $faults "storage.s3.url: \"\" is not valid: expected s3://bucket/prefix, because storage.kind is \"s3\"" -}}
@@ -144,8 +150,8 @@
 {{- $faults = append $faults (printf "storage.claim.sameNode: false is not valid: expected true, because up to %d pods write to a ReadWriteOnce volume, which only one node can mount; otherwise set storage.claim.accessMode to \"ReadWriteMany\" (the storage class must support it) or storage.kind to \"s3\"" $pods) -}}
 {{- end -}}
 {{- $seen := dict -}}
-{{- range $role := include "penstock.storage.roles" . | fromJsonArray -}}
-{{- range $key, $value := merge (deepCopy (get (merge (dict "head" $.Values.head) $sections) $role).nodeSelector) $.Values.ray.nodeSelector -}}
+{{- range $role, $of := $sharing -}}
+{{- range $key, $value := merge (deepCopy $of.nodeSelector) $.Values.ray.nodeSelector -}}
 {{- if and (hasKey $seen $key) (ne (get $seen $key) $value) -}}
 {{- $faults = append $faults (printf "%s.nodeSelector: %s = %q is not valid: expected %q as in another group, because head, cpu, rollout and learner share a ReadWriteOnce volume and need one node; otherwise set storage.claim.accessMode to \"ReadWriteMany\" or storage.kind to \"s3\"" $role $key $value (get $seen $key)) -}}
 {{- end -}}

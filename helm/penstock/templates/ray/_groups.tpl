@@ -48,3 +48,45 @@
 {{- end -}}
 {{ toJson $sections }}
 {{- end }}
+
+{{- define "penstock.workers" -}}
+{{- /* All worker groups, as JSON: each section's own, then its further `groups`, which take the section's values but not
+       its bounds. `at`: the path of its values. */ -}}
+{{- $workers := list -}}
+{{- $sections := include "penstock.sections" . | fromJson -}}
+{{- range $key := include "penstock.groups" . | fromJsonArray -}}
+{{- $role := kebabcase $key -}}
+{{- $of := omit (get $sections $key) "groups" -}}
+{{- $gpu := and (has $role (list "rollout" "learner")) (gt (int $of.gpus) 0) | ternary "-gpu" "" -}}
+{{- $workers = append $workers (dict "key" $key "at" $key "role" $role "name" (print $role $gpu) "of" $of) -}}
+{{- range $index, $own := (get $sections $key).groups -}}
+{{- $under := merge (dict "minReplicas" 0 "maxReplicas" 1 "priority" 0) (omit $of "minReplicas" "maxReplicas" "priority") -}}
+{{- $workers = append $workers (dict "key" $key "at" (printf "%s.groups[%d]" $key $index) "role" $role "name" (printf "%s-%s" $role $own.name)
+      "of" (include "penstock.overlaid" (dict "under" $under "over" (omit $own "name")) | fromJson)) -}}
+{{- end -}}
+{{- end -}}
+{{ toJson $workers }}
+{{- end }}
+
+{{- define "penstock.pods" -}}
+{{- /* (dict "root" $ "of" $group): the most pods of a group. Without the autoscaler it has always the minimum. */ -}}
+{{ include "penstock.ray.autoscales" .root | empty | ternary .of.minReplicas .of.maxReplicas | int }}
+{{- end }}
+
+{{- define "penstock.ray.autoscales" -}}
+{{- /* "true" unless it is switched off; the values of an older release do not say. */ -}}
+{{- $autoscaler := .Values.ray.autoscaler -}}
+{{- if not (and (hasKey $autoscaler "enabled") (not $autoscaler.enabled)) -}}true{{- end -}}
+{{- end }}
+
+{{- define "penstock.ray.live" -}}
+{{- /* The groups of the live cluster by name, as JSON: Helm replaces whole lists in custom resources, and the autoscaler
+       owns the counts in them. */ -}}
+{{- $live := dict -}}
+{{- if .Capabilities.APIVersions.Has "ray.io/v1/RayCluster" -}}
+{{- range dig "spec" "workerGroupSpecs" list (lookup "ray.io/v1" "RayCluster" .Release.Namespace (include "penstock.fullname" .) | default dict) -}}
+{{- $_ := set $live .groupName . -}}
+{{- end -}}
+{{- end -}}
+{{ toJson $live }}
+{{- end }}

@@ -1,16 +1,13 @@
 {{/* Parts of the RayCluster's pods, shared by the head and the worker groups. */}}
 
-{{- define "penstock.ray.groupName" -}}
-{{- /* (dict "role" "rollout" "of" .Values.rollout) */ -}}
-{{ .role }}{{ and (has .role (list "rollout" "learner")) (gt (int .of.gpus) 0) | ternary "-gpu" "" }}
-{{- end }}
-
 {{- define "penstock.ray.startParams" -}}
 {{- /* Every port that `ray start` would otherwise choose: the NetworkPolicies name them. Every value is a string. */ -}}
 num-cpus: {{ eq .role "head" | ternary 0 .of.cpus | toString | quote }}
 num-gpus: {{ .of.gpus | default 0 | toString | quote }}
-# In single quotes: KubeRay, the autoscaler and the shell each remove one pair.
-resources: {{ printf `'{"penstock-%s": 1000}'` .role | quote }}
+# In single quotes: KubeRay, the autoscaler and the shell each remove one pair. The processes of cpu pods request no CPUs:
+# four for each CPU fill a pod, so that the autoscaler adds one. Other pods are full by their CPUs and GPUs first. In
+# proportion to the size of a pod, because the autoscaler prefers the kind of pod that it uses most completely.
+resources: {{ printf `'{"penstock-%s": %d}'` .role (mul (eq .role "cpu" | ternary 4 1000) (eq .role "head" | ternary 1 .of.cpus)) | quote }}
 object-store-memory: {{ mul .root.Values.ray.objectStoreMiB 1048576 | toString | quote }}
 object-manager-port: "8076"
 node-manager-port: "8077"
@@ -155,10 +152,15 @@ dashboard-host: {{ .root.Values.ray.dashboard | ternary "0.0.0.0" "127.0.0.1" | 
 {{- range $label, $_ := $selector -}}
 {{- if or (has $label $.root.Values.ray.gpuNodeLabels) (hasPrefix $vendor $label) -}}{{- $found = append $found $label -}}{{- end -}}
 {{- end -}}
-{{- range pick (include "penstock.sections" .root | fromJson) "rollout" "learner" -}}
-{{- $theirs := include "penstock.ray.nodeSelector" (dict "root" $.root "of" .) | fromJson -}}
-{{- if and .gpus $theirs (deepEqual $selector (merge (deepCopy $theirs) $selector)) -}}{{- $found = append $found "selector" -}}{{- end -}}
+{{- range include "penstock.workers" .root | fromJsonArray -}}
+{{- $theirs := include "penstock.ray.nodeSelector" (dict "root" $.root "of" .of) | fromJson -}}
+{{- if and .of.gpus $theirs (deepEqual $selector (merge (deepCopy $theirs) $selector)) -}}{{- $found = append $found "selector" -}}{{- end -}}
 {{- end -}}
 {{- with $found -}}true{{- end -}}
 {{- end -}}
+{{- end }}
+
+{{- define "penstock.ray.elastic" -}}
+{{- /* "true" if Kueue admits each further pod by itself. */ -}}
+{{- if eq (get (.Values.ray.annotations | default dict) "kueue.x-k8s.io/elastic-job" | default "") "true" -}}true{{- end -}}
 {{- end }}

@@ -7,18 +7,15 @@
 {{- if $gpus }}{{- $_ := set $more $root.Values.ray.gpuResource (toString $gpus) }}{{- end -}}
 metadata:
   labels:
-    {{- include "penstock.podLabels" (dict "root" $root "component" .role) | nindent 4 }}
+    {{- include "penstock.podLabels" (dict "root" $root "component" .role "more" ($files | ternary $root.Values.serviceAccount.podLabels dict)) | nindent 4 }}
     {{- if include "penstock.storage.shared" . }}
     penstock.dev/shares-volume: {{ include "penstock.fullname" $root }}
-    {{- end }}
-    {{- if $files }}
-    {{- with $root.Values.serviceAccount.podLabels }}
-    {{- toYaml . | nindent 4 }}
-    {{- end }}
     {{- end }}
   annotations:
     # No checksum of the bounds: they are read at each use.
     checksum/redis-auth: {{ include "penstock.redis.checksum" $root }}
+    # KubeRay 1.7 ignores tolerations when it looks for a changed template: Kueue may add some. This it does not ignore.
+    checksum/tolerations: {{ include "penstock.ray.tolerations" . | sha256sum }}
     {{- if and $files (eq $root.Values.storage.kind "s3") $root.Values.storage.s3.existingSecret }}
     checksum/store-auth: {{ include "penstock.storage.checksum" $root }}
     {{- end }}
@@ -45,6 +42,14 @@ spec:
   hostUsers: false
   {{- end }}
   terminationGracePeriodSeconds: 90
+  {{- with $root.Values.ray.schedulerName }}
+  schedulerName: {{ . }}
+  {{- end }}
+  {{- if include "penstock.ray.elastic" $root }}
+  # Kueue adds this at the creation only, demands it at each update, and removes it from the pods that it admits.
+  schedulingGates:
+    - name: kueue.x-k8s.io/elastic-job
+  {{- end }}
   {{- include "penstock.pullSecrets" $root | nindent 2 }}
   securityContext:
     {{- include "penstock.podSecurity" (dict "uid" 10001) | nindent 4 }}

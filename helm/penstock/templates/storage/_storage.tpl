@@ -114,7 +114,7 @@
 {{- end }}
 
 {{- define "penstock.anyGpus" -}}
-{{- range pick (include "penstock.sections" . | fromJson) "rollout" "learner" -}}
-{{- if gt (int .gpus) 0 -}}true{{- end -}}
+{{- range include "penstock.workers" . | fromJsonArray -}}
+{{- if gt (int .of.gpus) 0 -}}true{{- end -}}
 {{- end -}}
 {{- end }}
