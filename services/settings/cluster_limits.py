@@ -38,6 +38,12 @@ class ResourceRequest(NamedTuple):
     cpus: float
     gpus: float
 
+    @property
+    def placed(self) -> ResourceRequest:
+        """With what it takes of the GPUs: a share is on one GPU, so that two GPUs hold two of 0.6, not three."""
+        alike = int(1 / self.gpus + TINY) if 0 < self.gpus < 1 else 0
+        return ResourceRequest(self.cpus, 1 / alike) if alike else self
+
 
 def resource_requests(recipe: Recipe, rollout_replicas: int) -> dict[str, list[ResourceRequest]]:
     """The request of each process of a run, by service. A run of 0 rollout steps has no learner."""
@@ -69,7 +75,7 @@ class PodLimits(Section):
 
     def per_pod(self, request: ResourceRequest) -> int | None:
         """How many processes with this request fit into one pod; None: any number."""
-        sizes = zip((self.cpus, self.gpus), request, strict=True)
+        sizes = zip((self.cpus, self.gpus), request.placed, strict=True)
         shares = [capacity / amount for capacity, amount in sizes if amount]
         return int(min(shares) + TINY) if shares else None
 
@@ -113,7 +119,7 @@ class RoleLimits(PodLimits):
         left = [kind.pods for kind in kinds]
         pods: list[ResourceRequest] = []
         missing = 0
-        for request in sorted(requests, reverse=True):
+        for request in sorted((request.placed for request in requests), reverse=True):
             fitting = [at for at, kind in enumerate(kinds) if kind.per_pod(request) != 0]
             if not fitting:
                 return None

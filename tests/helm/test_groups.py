@@ -131,7 +131,7 @@ def test_cpu_pods_grow_when_they_are_full(cpus: int) -> None:
     """Samplers request no CPUs of Ray, because a laptop has none to spare; a pod takes a number of them instead."""
     cluster = render(DEFAULTS.but({"cpu": {"cpus": cpus, "maxReplicas": 3}})).cluster.document
     sampler = {"penstock-cpu": 1.0}
-    full = int(cpus / SHARE_OF_CPU_POD)
+    full = int(cpus / SHARE_OF_CPU_POD) + 1
     assert pods_added(cluster, *[sampler] * full)["cpu"] == 1
     assert pods_added(cluster, *[sampler] * (full + 1))["cpu"] == 2
     assert pods_added(cluster, *[sampler] * (3 * full))["cpu"] == 3

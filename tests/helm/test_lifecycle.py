@@ -18,10 +18,13 @@ from deploy.cli.main import app
 from tests.harness.each import each
 from tests.helm.cases import (
     CASES,
+    CPU,
     DEFAULTS,
     EVERYTHING,
     EXISTING_SECRETS,
     EXTERNAL_REDIS,
+    NEW_SHARED_CLAIM,
+    OBJECT_STORE_BY_ROLE,
     PINNED,
     ROLES,
 )
@@ -253,6 +256,17 @@ def test_hosts_without_egress_give_a_warning(tmp_path: Path, egress: list[Docume
     notes = notes_of(tmp_path, DEFAULTS.but({"verifier": {"rewardHosts": ["a"], "rewardEgress": egress}}))
     assert ("verifier.rewardEgress is empty" in notes) is warned
     assert "verifierCode: 0 to 0 pods" in notes
+
+
+@each("case, held", [(DEFAULTS, True), (CPU, False), (OBJECT_STORE_BY_ROLE, False), (NEW_SHARED_CLAIM, False)])
+def test_a_gpu_node_that_is_held_at_rest_is_told(tmp_path: Path, case: Case, held: bool) -> None:
+    if not case.files:
+        assert ("That node has GPUs and is held" in notes_of(tmp_path, case)) is held
+    for component in ("head", "cpu", "verifier"):
+        spec = render(case).pod(component).spec
+        prefers = "nodeAffinity" in spec.get("affinity", {})
+        tolerates = any(toleration["key"] == "nvidia.com/gpu" for toleration in spec.get("tolerations", []))
+        assert prefers is tolerates is (held and component != "verifier"), component
 
 
 def notes_of(folder: Path, case: Case) -> str:

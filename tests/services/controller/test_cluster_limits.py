@@ -73,6 +73,14 @@ def test_pods_are_packed_and_never_overfull():
     assert role.pods_for([ResourceRequest(1, 3)]) is None
 
 
+@pytest.mark.parametrize(("share", "in_two"), [(1, 2), (0.6, 2), (0.5, 4), (0.4, 4), (0.3, 6), (0.25, 8), (0.1, 20)])
+def test_a_share_of_a_gpu_is_on_one_gpu(share, in_two):
+    role, request = RoleLimits(pods=1, cpus=99, gpus=2), ResourceRequest(1, share)
+    assert role.most(request) == in_two
+    assert role.pods_for([request] * in_two) == 1
+    assert role.pods_for([request] * (in_two + 1)) == 2
+
+
 SPOT = {"pods": 4, "cpus": 8, "gpus": 4, "gpu_memory_gib": 40}
 
 

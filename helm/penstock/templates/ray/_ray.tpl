@@ -5,9 +5,11 @@
 num-cpus: {{ eq .role "head" | ternary 0 .of.cpus | toString | quote }}
 num-gpus: {{ .of.gpus | default 0 | toString | quote }}
 # In single quotes: KubeRay, the autoscaler and the shell each remove one pair. The processes of cpu pods request no CPUs:
-# four for each CPU fill a pod, so that the autoscaler adds one. Other pods are full by their CPUs and GPUs first. In
-# proportion to the size of a pod, because the autoscaler prefers the kind of pod that it uses most completely.
-resources: {{ printf `'{"penstock-%s": %d}'` .role (mul (eq .role "cpu" | ternary 4 1000) (eq .role "head" | ternary 1 .of.cpus)) | quote }}
+# four for each CPU fill a pod, so that the autoscaler adds one; one place more is for preparation, so that runs at the
+# bound cannot keep it waiting. Other pods are full by their CPUs and GPUs first. Their places are in proportion to their
+# size, because the autoscaler prefers the kind of pod that it uses most completely.
+{{- $places := eq .role "cpu" | ternary (add 1 (mul 4 .of.cpus)) (mul 1000 (eq .role "head" | ternary 1 .of.cpus)) }}
+resources: {{ printf `'{"penstock-%s": %d}'` .role $places | quote }}
 object-store-memory: {{ mul .root.Values.ray.objectStoreMiB 1048576 | toString | quote }}
 object-manager-port: "8076"
 node-manager-port: "8077"
