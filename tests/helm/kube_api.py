@@ -28,6 +28,8 @@ KINDS = {
     "monitoring.coreos.com/v1": ("ServiceMonitor", "PodMonitor", "PrometheusRule"),
     "monitoring.coreos.com/v1alpha1": ("ScrapeConfig",),
     "cilium.io/v2": ("CiliumNetworkPolicy",),
+    "kueue.x-k8s.io/v1beta2": ("LocalQueue",),
+    "scheduling.volcano.sh/v1beta1": ("PodGroup",),
     "apiregistration.k8s.io/v1": ("APIService",),
     "apiextensions.k8s.io/v1": ("CustomResourceDefinition",),
 }

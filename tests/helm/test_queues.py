@@ -6,12 +6,14 @@ Must not run Kueue or Volcano; docs/cluster.md says what they do with what is re
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.harness.each import each
 from tests.helm.cases import DEFAULTS, EXISTING_SECRETS, GROUPS, NEW_SHARED_CLAIM, ROLES
+from tests.helm.kube_api import against
 from tests.helm.ray_autoscaler import pods_added
 from tests.helm.rendering import FULLNAME, Case, Document, HelmError, render, template
 from tests.helm.schemas import custom_errors, needs_crds
@@ -63,6 +65,14 @@ def test_volcano_finds_its_queue_and_the_gang() -> None:
     minimum = {group["groupName"]: group["minReplicas"] for group in rendering.cluster.at("spec", "workerGroupSpecs")}
     assert minimum == {"cpu": 1, "verifier": 4, "verifier-code": 0, "rollout-gpu": 16, "learner-gpu": 8}
     assert pods_added(rendering.cluster.document) == {name: count for name, count in minimum.items() if count}
+
+
+@each("case, version", [(KUEUE, "kueue.x-k8s.io/v1beta2"), (VOLCANO, "scheduling.volcano.sh/v1beta1")])
+def test_a_queue_that_the_cluster_lacks_is_one_clear_line(tmp_path: Path, case: Case, version: str) -> None:
+    """Nothing else would say it: the pods would wait forever, or KubeRay would create none."""
+    assert against(tmp_path, case).cluster
+    with pytest.raises(HelmError, match=rf"ray\.labels: .* is not valid: .*the cluster has no {version.split('/')[0]}"):
+        against(tmp_path, case, without=(version,))
 
 
 def test_a_scheduler_is_that_of_all_ray_pods() -> None:

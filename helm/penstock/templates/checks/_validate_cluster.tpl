@@ -20,6 +20,15 @@
 {{- $faults = append $faults (printf "metrics.%s.enabled: true is not valid: expected false, because the cluster has no monitoring.coreos.com/%s; to add it: helm install prometheus-operator-crds prometheus-operator-crds --repo https://prometheus-community.github.io/helm-charts" $value $kind) -}}
 {{- end -}}
 {{- end -}}
+{{- $labels := .Values.ray.labels | default dict -}}
+{{- $queue := get $labels "kueue.x-k8s.io/queue-name" -}}
+{{- $kueue := or (.Capabilities.APIVersions.Has "kueue.x-k8s.io/v1beta2/LocalQueue") (.Capabilities.APIVersions.Has "kueue.x-k8s.io/v1beta1/LocalQueue") -}}
+{{- if and $queue (not $kueue) -}}
+{{- $faults = append $faults (printf "ray.labels: kueue.x-k8s.io/queue-name = %q is not valid: expected no queue of Kueue, because the cluster has no kueue.x-k8s.io/LocalQueue: nothing would admit the pods" $queue) -}}
+{{- end -}}
+{{- if and (eq (get $labels "ray.io/scheduler-name" | default "") "volcano") (not (.Capabilities.APIVersions.Has "scheduling.volcano.sh/v1beta1/PodGroup")) -}}
+{{- $faults = append $faults "ray.labels: ray.io/scheduler-name = \"volcano\" is not valid: expected no scheduler of Volcano, because the cluster has no scheduling.volcano.sh/v1beta1/PodGroup: KubeRay would start no pod" -}}
+{{- end -}}
 {{- if and .Values.networkPolicy.enabled .Values.networkPolicy.cilium (not (.Capabilities.APIVersions.Has "cilium.io/v2/CiliumNetworkPolicy")) -}}
 {{- $faults = append $faults "networkPolicy.cilium: true is not valid: expected false, because the cluster has no cilium.io/v2/CiliumNetworkPolicy: its network plug-in is not Cilium, or does not serve that kind" -}}
 {{- end -}}
