@@ -301,7 +301,7 @@ def test_lint_accepts_values_at_the_limit_too(values: dict[str, Any]) -> None:
     assert lint(Case("edge", values))
 
 
-@each("component", ["api", "redis", "head", "rollout", "learner"])
+@each("component", ["api", "redis", "head", "rollout"])
 def test_null_removes_a_disruption_budget(component: str) -> None:
     values = {component: {"maxUnavailable" if component == "api" else "minAvailable": None}}
     assert render(DEFAULTS).has("PodDisruptionBudget", component)
