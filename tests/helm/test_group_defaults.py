@@ -146,6 +146,12 @@ def test_a_missing_section_is_one_clear_line(tmp_path: Path, section: str) -> No
     assert "nil pointer" not in str(refused.value)
 
 
+def test_groups_of_the_previous_values_file_are_the_same() -> None:
+    previous = load_all(PREVIOUS.read_text())[0]
+    case = EXISTING_SECRETS.but({section(role): previous[section(role)] for role in ROLES})
+    assert without_secrets(case) == without_secrets(EXISTING_SECRETS)
+
+
 def test_previous_values_take_new_defaults_of_groups(tmp_path: Path) -> None:
     """A group of the previous chart states each value, even an empty one; only mappings take the new defaults."""
     found = upgraded(
