@@ -129,6 +129,8 @@ def _engine_arguments(recipe: Recipe, model_path: str, replica: str, block_size:
     """AsyncEngineArgs of the recipe (vLLM 0.32)."""
     rollout = recipe.rollout
     arguments = {
+        # The label model_name of vLLM's metrics, else a path; the run and the process are labels of the page's target.
+        "served_model_name": "policy",
         **rollout.engine,
         "model": model_path,
         "dtype": rollout.dtype,
@@ -145,6 +147,7 @@ def _engine_arguments(recipe: Recipe, model_path: str, replica: str, block_size:
         "generation_config": "vllm",
         "weight_transfer_config": {"backend": TRANSFER_BACKEND},
         "worker_extension_cls": "rollout.vllm_worker.WorkerExtension",
+        # No log line every 10 s; the metrics that vLLM logs are on this process's page all the same, see `start`.
         "disable_log_stats": True,
         # On CPU, compiling takes 40 s at start and a C++ compiler; a run does not recover that time.
         "enforce_eager": rollout.eager or rollout.gpus == 0,
@@ -189,10 +192,11 @@ class RolloutEngine:
             with _environment(recipe):
                 from vllm.engine.arg_utils import AsyncEngineArgs
                 from vllm.v1.engine.async_llm import AsyncLLM
+                from vllm.v1.metrics.loggers import PrometheusStatLogger
 
                 arguments = _engine_arguments(recipe, model_path, replica, block_size)
                 try:
-                    return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
+                    return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments), stat_loggers=[PrometheusStatLogger])
                 except (TypeError, ValueError) as error:
                     if recipe.rollout.engine:
                         given = ", ".join(f"rollout.engine.{name}" for name in recipe.rollout.engine)

@@ -28,6 +28,12 @@ from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 Kind: TypeAlias = Literal["graph", "stack", "stat", "states", "table", "bars"]
 WIDTH, HEIGHT = 24, 8
 TAG = "penstock"
+RELEASES = {
+    "namespace": "label_values(penstock_runs, namespace)",
+    "release": 'label_values(penstock_runs{namespace=~"$namespace"}, release)',
+    "run": 'label_values(penstock_run_state{namespace=~"$namespace", release=~"$release"}, run)',
+}
+"""The variables of every dashboard, by name; each narrows the next."""
 SOURCE = models.DataSourceRef(type_val="prometheus", uid="${datasource}")
 
 
@@ -51,7 +57,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Board:
-    """One dashboard: panels by row. `variables`: queries by name, in addition to the data source and the run."""
+    """One dashboard: panels by row. `variables`: queries by name, in addition to the data source and RELEASES."""
 
     uid: str
     title: str
@@ -87,7 +93,7 @@ def render(board: Board) -> str:
 
 def _variables(board: Board) -> Iterator[Any]:
     yield dashboard.DatasourceVariable("datasource").label("Prometheus").type("prometheus")
-    for name, query in {"run": "label_values(penstock_run_state, run)", **board.variables}.items():
+    for name, query in {**RELEASES, **board.variables}.items():
         yield (
             dashboard.QueryVariable(name)
             .label(name.capitalize())
@@ -109,7 +115,7 @@ def _alerts() -> Any:
         .datasource(SOURCE)
         .enable(True)
         .icon_color("red")
-        .expr('ALERTS{alertstate="firing", run=~"$run|"}')
+        .expr('ALERTS{alertstate="firing", namespace=~"$namespace|", release=~"$release|", run=~"$run|"}')
     )
 
 

@@ -15,7 +15,7 @@ from learner.rank.commands import Command
 from learner.rank.worker import RankWorker
 from learner.recovery.start import StartPoint
 from services.contracts import CommittedPolicy, GroupCounts, SamplerSnapshot, SamplerState, StepRecord
-from services.metrics.tables import show_step
+from services.metrics.recent import show_history
 from services.process import Context
 
 REWIND_POLL_S = 0.2
@@ -134,7 +134,7 @@ class RunStart:
         await idle_during(self._worker, self._worker.resume.delete_after(step, records, self._history.fence))
         if records and records[-1].step == step:
             self._publication.record = records[-1]
-            show_step(self._context.record.id, records[-1].metrics)
+            show_history(self._context.record.id, [record.metrics for record in records])
 
 
 def _empty(step: int) -> SamplerSnapshot:

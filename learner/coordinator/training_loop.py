@@ -20,7 +20,7 @@ from learner.storage_retry import retry_storage
 from learner.training.results import Trained
 from services.contracts import Batch, Fence, StepRecord
 from services.metrics import DAMAGED_PAYLOADS, SKIPPED_OPTIMIZER_STEPS
-from services.metrics.tables import show_step
+from services.metrics.recent import show_committed
 from services.process import Context
 from services.streams.delivery.snapshots import read_snapshot
 from services.streams.state.policy_history import LoggedBatch, StateLostError
@@ -132,7 +132,7 @@ class TrainingLoop:
         record = await self._publication.commit_step(unpublished, logged.entry)
         self._done = batch.last or batch.step >= self._recipe.limits.rollout_steps
         await self._context.heartbeat.update(version=record.version)
-        show_step(self._context.record.id, record.metrics)
+        show_committed(self._context.record.id, record.metrics)
         write = partial(self._worker.archive.write_record, record)
         what = f"the record of rollout step {record.step}"
         await idle_during(self._worker, retry_storage(write, what, self._context.waits, patience_s))

@@ -19,6 +19,7 @@ from prometheus_client import Counter, Gauge, Histogram, start_http_server
 from prometheus_client.metrics import MetricWrapperBase
 
 from services.contracts import Lane, Outcome, SampleResult, SandboxFault, TaskResult, VerdictResult
+from services.metrics.recent import forget_recent, recent_families
 from services.metrics.tables import table_families
 
 STREAMS = {kind: tuple(f"{lane.value}-{kind}" for lane in Lane) for kind in ("tasks", "samples", "verdicts")}
@@ -77,6 +78,9 @@ STREAM_IDLE_SECONDS = Gauge(
 DAMAGED_PAYLOADS = Counter(
     "penstock_damaged_payloads_total", "Payloads found missing or damaged, by service.", ["run", "service"]
 )
+REDIS_OUTAGE = Gauge(
+    "penstock_redis_outage_seconds", "How long Redis has not answered this process; 0 while it answers."
+)
 REDIS_MEMORY = Gauge("penstock_redis_memory_ratio", "Used part of Redis' maxmemory; 0 without a limit.", ["run"])
 
 # Generation and weights.
@@ -86,7 +90,8 @@ SYNC_SECONDS = Histogram(
     "penstock_weight_sync_seconds",
     "Duration of a weight sync, by phase.",
     ["run", "phase"],
-    buckets=(0.01, 0.05, 0.1, 0.5, 1, 2, 5, 10, 30, 60),
+    # To twice the highest weights.timeout_s of a shipped recipe: a quantile never exceeds the last finite bucket.
+    buckets=(0.01, 0.05, 0.1, 0.5, 1, 2, 5, 10, 20, 30, 60, 90, 120, 180, 300, 450, 600),
 )
 SYNC_FAILURES = Counter(
     "penstock_weight_sync_failures_total",
@@ -175,9 +180,10 @@ def expose(run: str, service: str) -> None:
 
 
 def families() -> Iterator[MetricWrapperBase]:
-    """Every metric of Penstock: those of this module in its order, then those of the tables."""
+    """Every metric of Penstock: those of this module in its order, then those of the tables and of the windows."""
     yield from (family for family in list(globals().values()) if isinstance(family, MetricWrapperBase))
     yield from table_families()
+    yield from recent_families()
 
 
 def forget(run: str) -> None:
@@ -185,6 +191,7 @@ def forget(run: str) -> None:
     for family in families():
         if "run" in family._labelnames and family is not RUN_STATE:
             family.remove_by_labels({"run": run})
+    forget_recent(run)
 
 
 def metrics_ports() -> range:

@@ -86,6 +86,8 @@ _STEP_METRICS = {
     "zero_advantage_share": ("zero_advantage_ratio", "Trained responses with advantage 0."),
 }
 """By step metric (`GET /v1/runs/{id}/metrics`): its name after `penstock_step_`, ending with the unit, and its help."""
+FAMILY_OF_STEP_METRIC = {name: family for name, (family, _) in _STEP_METRICS.items()}
+"""By step metric: the end of its families' names."""
 
 _SETTINGS = {
     "algorithm.clip_high": "algorithm_clip_high_ratio",

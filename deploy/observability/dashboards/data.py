@@ -5,7 +5,17 @@ Must not show the content of a message.
 
 from __future__ import annotations
 
-from deploy.observability.dashboards.queries import chosen, events, increase, most, rate, setting, step
+from deploy.observability.dashboards.queries import (
+    RELEASE,
+    chosen,
+    events,
+    grouped,
+    increase,
+    most,
+    rate,
+    setting,
+    step,
+)
 from deploy.observability.panels import Board, Panel
 
 _STREAM = 'stream=~"$stream"'
@@ -18,7 +28,7 @@ DATA = Board(
     uid="penstock-data",
     title="Penstock / Data plane",
     description="Groups from prompt to batch: streams, leases, sampling, dead letters, Redis.",
-    variables={"stream": 'label_values(penstock_stream_entries{run=~"$run"}, stream)'},
+    variables={"stream": f"label_values({chosen('penstock_stream_entries')}, stream)"},
     rows={
         "Streams": (
             Panel(
@@ -76,14 +86,14 @@ DATA = Board(
             Panel(
                 "Groups per minute",
                 "By final state.",
-                {"{{run}} {{state}}": f"60 * max by (run, state) (deriv({_ENDED}[10m]))"},
+                {"{{run}} {{state}}": f"60 * max {grouped('run, state')} (deriv({_ENDED}[10m]))"},
                 kind="stack",
                 low=0,
             ),
             Panel(
                 "Group balance",
                 "dispatched - (trained + filtered + stale + dead + pending): any value except 0 is a fault.",
-                {"{{run}}": f"{_DISPATCHED} - sum by (run) ({_ALL_ENDS})"},
+                {"{{run}}": f"{_DISPATCHED} - sum {grouped('run')} ({_ALL_ENDS})"},
                 thresholds={1: "red"},
             ),
             Panel(
@@ -137,9 +147,21 @@ DATA = Board(
                 {"{{run}}": most("penstock_redis_memory_ratio", "run")},
                 "percentunit",
                 {0.7: "orange", 0.85: "red"},
-                span=12,
                 low=0,
                 high=1,
+            ),
+            Panel(
+                "Redis' answers",
+                "How long Redis has not answered the API or the controller; 0 while it answers.",
+                {
+                    "{{namespace}}/{{release}} {{service}}": (
+                        f"max {grouped('service')} "
+                        f'(penstock_redis_outage_seconds{{{RELEASE}, service=~"api|controller"}})'
+                    )
+                },
+                "s",
+                {60: "red"},
+                low=0,
             ),
             Panel(
                 "Waits for space",
@@ -153,7 +175,6 @@ DATA = Board(
                 },
                 "s",
                 {60: "red"},
-                span=12,
                 low=0,
             ),
         ),

@@ -5,12 +5,27 @@ Must not show learning metrics.
 
 from __future__ import annotations
 
-from deploy.observability.dashboards.queries import RATE, events, increase, most, quantile, rate
+from deploy.observability.dashboards.engine import ENGINE
+from deploy.observability.dashboards.nodes import NODES
+from deploy.observability.dashboards.queries import (
+    RATE,
+    RELEASE,
+    events,
+    grouped,
+    increase,
+    most,
+    quantile,
+    rate,
+    setting,
+)
 from deploy.observability.panels import Board, Panel
 
 _SERVICE = 'service=~"$service"'
-_OF = f'job="penstock", run=~"$run|", {_SERVICE}'
-_API = "penstock_api_request_seconds"
+_OF = f'{RELEASE}, job="penstock", run=~"$run|", {_SERVICE}'
+_API = f"penstock_api_request_seconds_count{{{RELEASE}}}"
+_API_ERRORS = f'penstock_api_request_seconds_count{{{RELEASE}, status=~"5.."}}'
+_API_BUCKETS = f"penstock_api_request_seconds_bucket{{{RELEASE}}}"
+_AT = "{{namespace}}/{{release}}"
 _WAIT = "run, service, wait"
 _READY = f'{_SERVICE}, state="ready"'
 _TASKS = 'stream=~".+-tasks"'
@@ -20,7 +35,7 @@ FLEET = Board(
     uid="penstock-fleet",
     title="Penstock / Fleet",
     description="The processes of runs: desired and ready replicas, policy versions, waits and resources.",
-    variables={"service": 'label_values(up{job="penstock"}, service)'},
+    variables={"service": f'label_values(up{{{RELEASE}, job="penstock"}}, service)'},
     rows={
         "Processes": (
             Panel(
@@ -42,10 +57,15 @@ FLEET = Board(
             Panel(
                 "Scrape status",
                 "1 if Prometheus can read the process's metrics page.",
-                {_PROCESS: f"min by (service, instance, process) (up{{{_OF}}})"},
+                {_PROCESS: f"min {grouped('service, instance, process')} (up{{{_OF}}})"},
                 kind="states",
             ),
-            Panel("Runs by state", "All runs in this Redis.", {"{{state}}": "max by (state) (penstock_runs)"}, low=0),
+            Panel(
+                "Runs by state",
+                "All runs of a release.",
+                {f"{_AT} {{{{state}}}}": f"max {grouped('state')} (penstock_runs{{{RELEASE}}})"},
+                low=0,
+            ),
             Panel(
                 "Restarts",
                 "Restarts of learners and samplers in 10 minutes.",
@@ -81,6 +101,7 @@ FLEET = Board(
                 low=0,
             ),
         ),
+        "Engine": ENGINE,
         "Weights": (
             Panel(
                 "Policy version by process",
@@ -91,7 +112,10 @@ FLEET = Board(
             Panel(
                 "Sync duration, 90th percentile",
                 "staging: a replica receives; pause: generation is paused; publish: the whole sync.",
-                {"{{run}} {{phase}}": quantile(0.9, "penstock_weight_sync_seconds", "run, phase")},
+                {
+                    "{{run}} {{phase}}": quantile(0.9, "penstock_weight_sync_seconds", "run, phase"),
+                    "{{run}} weights.timeout_s": setting("weights_timeout_seconds"),
+                },
                 "s",
                 low=0,
             ),
@@ -144,17 +168,18 @@ FLEET = Board(
                 low=0,
             ),
         ),
+        "Kubernetes and GPUs": NODES,
         "API": (
             Panel(
                 "Requests",
                 "Requests per second, by route and status.",
-                {"{{method}} {{route}} {{status}}": f"sum by (method, route, status) (rate({_API}_count[{RATE}]))"},
+                {"{{method}} {{route}} {{status}}": f"sum {grouped('method, route, status')} (rate({_API}[{RATE}]))"},
                 low=0,
             ),
             Panel(
                 "Errors",
                 "Ratio of requests answered with status 5xx.",
-                {"5xx": f'sum(rate({_API}_count{{status=~"5.."}}[{RATE}])) / sum(rate({_API}_count[{RATE}]))'},
+                {_AT: f"sum {grouped('')} (rate({_API_ERRORS}[{RATE}])) / sum {grouped('')} (rate({_API}[{RATE}]))"},
                 "percentunit",
                 {0.01: "orange", 0.05: "red"},
                 low=0,
@@ -162,7 +187,7 @@ FLEET = Board(
             Panel(
                 "Latency, 95th percentile",
                 "By route.",
-                {"{{route}}": f"histogram_quantile(0.95, sum by (route, le) (rate({_API}_bucket[{RATE}])))"},
+                {"{{route}}": f"histogram_quantile(0.95, sum {grouped('route, le')} (rate({_API_BUCKETS}[{RATE}])))"},
                 "s",
                 {1: "orange", 2: "red"},
                 low=0,

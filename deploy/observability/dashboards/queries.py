@@ -5,7 +5,9 @@ Must not lay out a panel.
 
 from __future__ import annotations
 
-RUN = 'run=~"$run"'
+RELEASE = 'namespace=~"$namespace", release=~"$release"'
+"""The chosen releases. A release is known by its namespace and its name: nothing else is unique."""
+RUN = f'{RELEASE}, run=~"$run"'
 RATE = "$__rate_interval"
 
 
@@ -14,19 +16,24 @@ def chosen(metric: str, matchers: str = "") -> str:
     return f"{metric}{{{RUN}, {matchers}}}" if matchers else f"{metric}{{{RUN}}}"
 
 
+def grouped(by: str) -> str:
+    """The clause that aggregates by these labels within each release."""
+    return f"by (namespace, release, {by})" if by else "by (namespace, release)"
+
+
 def most(metric: str, by: str, matchers: str = "") -> str:
     """The maximum per label set `by`: one process exports the metric, or all export the same value."""
-    return f"max by ({by}) ({chosen(metric, matchers)})"
+    return f"max {grouped(by)} ({chosen(metric, matchers)})"
 
 
 def rate(metric: str, by: str, matchers: str = "") -> str:
     """The rate of a counter per second, summed `by` labels."""
-    return f"sum by ({by}) (rate({chosen(metric, matchers)}[{RATE}]))"
+    return f"sum {grouped(by)} (rate({chosen(metric, matchers)}[{RATE}]))"
 
 
 def increase(metric: str, by: str, matchers: str = "", within: str = "10m") -> str:
     """The increase of a counter `within` a window, summed `by` labels."""
-    return f"sum by ({by}) (increase({chosen(metric, matchers)}[{within}]))"
+    return f"sum {grouped(by)} (increase({chosen(metric, matchers)}[{within}]))"
 
 
 def quantile(q: float, metric: str, by: str, matchers: str = "") -> str:

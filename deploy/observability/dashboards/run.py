@@ -6,7 +6,7 @@ Must not show details of one plane; the other dashboards do.
 from __future__ import annotations
 
 from deploy.observability.dashboards.costs import COSTS, TUNING
-from deploy.observability.dashboards.queries import chosen, events, most, rate, setting, step
+from deploy.observability.dashboards.queries import chosen, events, grouped, most, rate, setting, step
 from deploy.observability.panels import Board, Panel
 
 _PLANNED = f"({setting('limits_rollout_steps')} * {setting('limits_groups_per_step')})"
@@ -45,8 +45,8 @@ RUN = Board(
             ),
             Panel(
                 "Firing alerts",
-                "Alerts of these runs, and alerts without a run. Each has a runbook.",
-                {"": 'ALERTS{alertstate="firing", run=~"$run|"}'},
+                "Alerts of these runs and of these releases. Each has a runbook.",
+                {"": 'ALERTS{alertstate="firing", namespace=~"$namespace|", release=~"$release|", run=~"$run|"}'},
                 kind="table",
             ),
         ),
@@ -118,7 +118,7 @@ RUN = Board(
             Panel(
                 "Groups per minute",
                 "By final state.",
-                {"{{run}} {{state}}": f"60 * max by (run, state) (deriv({_ENDED}[10m]))"},
+                {"{{run}} {{state}}": f"60 * max {grouped('run, state')} (deriv({_ENDED}[10m]))"},
                 kind="stack",
                 low=0,
             ),

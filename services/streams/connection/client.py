@@ -29,6 +29,7 @@ from redis.backoff import NoBackoff
 
 from services.streams.connection.answers import Answer, answer_to
 from services.streams.connection.credentials import RedisSettingError
+from services.streams.connection.outages import Outage
 from services.streams.connection.pools import make_pool
 from services.streams.connection.url import parse_redis_url, redacted
 
@@ -82,7 +83,7 @@ class OutageRetry(Retry):
         super().__init__(NoBackoff(), -1)
         self.address = address
         self._limit_s = limit_s
-        self._out_since: float | None = None
+        self._outage = Outage()
         self._logged_at = float("-inf")
         self._has_answered = False
         self.reason = "no answer"
@@ -154,7 +155,7 @@ class OutageRetry(Retry):
     def _log_failure(self, error: Exception, left_s: float) -> None:
         now = time.monotonic()
         self.reason = str(error).rstrip(".") or type(error).__name__
-        self._out_since = self._out_since or now
+        self._outage.failed()
         if now - self._logged_at >= LOG_S:
             self._logged_at = now
             log.warning(
@@ -168,9 +169,9 @@ class OutageRetry(Retry):
 
     def _log_answer(self) -> None:
         self._has_answered = True
-        if self._out_since is not None:
-            log.warning("Redis at %s answers again after %.1f s", self.address, time.monotonic() - self._out_since)
-            self._out_since, self._logged_at = None, float("-inf")
+        if self._outage.since is not None:
+            log.warning("Redis at %s answers again after %.1f s", self.address, self._outage.over())
+            self._logged_at = float("-inf")
 
 
 def _pause(failures: int) -> float:

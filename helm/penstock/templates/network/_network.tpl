@@ -102,4 +102,9 @@ spec:
     - port: 9400
       endPort: 9499
       protocol: TCP
+    {{- if .Values.metrics.podMonitor.enabled }}
+    # Ray's own metrics.
+    - port: 8080
+      protocol: TCP
+    {{- end }}
 {{- end }}

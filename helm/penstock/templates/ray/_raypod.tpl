@@ -70,7 +70,7 @@ spec:
       ports:
         - name: node
           containerPort: 8471
-        # Ray's own metrics. The NetworkPolicies allow no client; Penstock's metrics are on ports 9400 to 9499.
+        # Ray's own metrics, closed unless metrics.podMonitor is enabled; Penstock's metrics are on ports 9400 to 9499.
         - name: metrics
           containerPort: 8080
         {{- if eq .role "head" }}
