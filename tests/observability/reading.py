@@ -22,13 +22,6 @@ RULES = ROOT / "helm" / "penstock" / "files" / "rules"
 DASHBOARDS = ROOT / "helm" / "penstock" / "files" / "dashboards"
 RUNBOOKS = ROOT / "docs" / "operations" / "runbooks"
 CASES = Path(__file__).parent / "rules"
-OF_PROMETHEUS = {"up", "ALERTS"}
-OF_EVERY_PROCESS = {
-    "process_cpu_seconds_total",
-    "process_resident_memory_bytes",
-    "process_open_fds",
-    "process_max_fds",
-}
 SUFFIXES = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_count", "_sum")}
 
 
@@ -83,7 +76,7 @@ def dashboard_expressions() -> Iterator[tuple[str, str]]:
 def substituted(expression: str) -> str:
     """An expression as Grafana sends it."""
     text = expression.replace("$__rate_interval", "1m")
-    for variable in ("run", "service", "stream"):
+    for variable in ("namespace", "release", "run", "service", "stream"):
         text = text.replace(f"${variable}", ".*")
     assert "$" not in text, text
     return text
@@ -102,16 +95,22 @@ def matchers_of(expression: str) -> Iterator[tuple[str, str, str]]:
 
 
 def _selectors(expression: Any) -> Iterator[Any]:
-    if isinstance(expression, promql_parser.VectorSelector):
-        yield expression
-    elif isinstance(expression, promql_parser.MatrixSelector):
+    for part in walk(expression):
+        if isinstance(part, promql_parser.VectorSelector):
+            yield part
+
+
+def walk(expression: Any) -> Iterator[Any]:
+    """An expression and every part of it."""
+    yield expression
+    if isinstance(expression, promql_parser.MatrixSelector):
         yield expression.vector_selector
-    else:
-        for part in ("lhs", "rhs", "expr", "param"):
-            if (inner := getattr(expression, part, None)) is not None:
-                yield from _selectors(inner)
-        for argument in getattr(expression, "args", None) or ():
-            yield from _selectors(argument)
+        return
+    for part in ("lhs", "rhs", "expr", "param"):
+        if (inner := getattr(expression, part, None)) is not None:
+            yield from walk(inner)
+    for argument in getattr(expression, "args", None) or ():
+        yield from walk(argument)
 
 
 @cache

@@ -9,9 +9,8 @@ from deploy.observability.panels import render
 from services.contracts import COMMON_PHASES, PHASES
 from services.controller.run_metrics import PROCESS_STATES
 from tests.harness.each import each
+from tests.observability.external import EXTERNAL
 from tests.observability.reading import (
-    OF_EVERY_PROCESS,
-    OF_PROMETHEUS,
     dashboard_expressions,
     dashboards,
     exported,
@@ -72,7 +71,7 @@ def test_every_panel_has_a_description():
 
 @each("where, expression", dashboard_expressions, called=": ".join)
 def test_every_expression_reads_only_what_is_exported(where, expression):
-    known = exported() | recorded() | OF_PROMETHEUS | OF_EVERY_PROCESS
+    known = exported() | recorded() | set(EXTERNAL)
     assert metrics_of(expression) <= known, where
 
 

@@ -16,6 +16,7 @@ from services.contracts import COMMON_PHASES, PHASES, Cause, DeadLetter, Lane, P
 from services.controller.ended.known_runs import EndedRuns, KnownRuns
 from services.controller.run_metrics import RunMetrics, RunStates
 from services.metrics import AT_ZERO, PORTS, STREAMS, expose, families, forget, serve_metrics
+from services.metrics.recent import RECENT, recent_families
 from services.metrics.tables import SETTINGS, STEP_METRICS, table_families
 from services.sampler.queue.maintenance import Maintenance
 from services.settings import parse_recipe
@@ -31,6 +32,7 @@ from services.streams.state.stats import StreamFigures, stream_figures
 from tests.harness.api_access import ACCESS, HEADERS
 from tests.harness.free_ports import free_port
 from tests.harness.small_run import recipe_document, service_context
+from tests.observability.external import EXTERNAL
 from tests.observability.reading import ROOT
 from tests.services.driven import put_stub_record
 from verifier.sandbox.pool import Sandbox
@@ -60,8 +62,8 @@ def documented(title):
 
 
 def test_the_page_lists_every_metric_with_its_type_and_labels():
-    listed = [(row[0].strip("`"), row[1], tuple(row[2].split(", "))) for row in documented("Metrics")]
-    tabled = {*table_families()}
+    listed = [(row[0].strip("`"), row[1], tuple(filter(None, row[2].split(", ")))) for row in documented("Metrics")]
+    tabled = {*table_families(), *recent_families()}
     exported = [
         (family._name + ("_total" if family._type == "counter" else ""), family._type, tuple(family._labelnames))
         for family in families()
@@ -78,6 +80,12 @@ def test_the_page_lists_step_metrics_and_settings():
     assert steps == {name: family._name for name, family in STEP_METRICS.items()}
     settings = {row[0].strip("`"): row[1].strip("`") for row in documented("Settings")}
     assert settings == {path: family._name for path, family in SETTINGS.items()}
+
+
+def test_the_page_lists_windows_and_the_metrics_of_other_programs():
+    windows = {row[0].strip("`"): row[1].strip("`") for row in documented("Windows")}
+    assert windows == {name: family._name for name, family in RECENT.items()}
+    assert {row[0].strip("`"): row[1] for row in documented("Metrics of other programs")} == EXTERNAL
 
 
 def test_the_page_lists_every_phase_of_an_event():

@@ -7,9 +7,31 @@ import pytest
 import yaml
 
 from tests.harness.programs import needed
-from tests.observability.reading import CASES, OF_PROMETHEUS, ROOT, RULES, alerts, exported, metrics_of, recorded, rules
+from tests.observability.external import EXTERNAL
+from tests.observability.reading import (
+    CASES,
+    ROOT,
+    RULES,
+    alerts,
+    everything_named,
+    exported,
+    metrics_of,
+    recorded,
+    rules,
+)
 
 SEVERITIES = {"info", "warning", "critical"}
+PAGES = {
+    "CheckpointFailing",
+    "ControllerAbsent",
+    "DiskFull",
+    "GroupsDoNotReconcile",
+    "RedisDown",
+    "RedisVolumeFilling",
+    "RunFailed",
+    "RunWithoutProgress",
+}
+"""The alerts that wake a person: work is lost, or no run advances, until that person acts. All others can wait."""
 BOTH_WINDOWS = re.compile(r"\b(rate|increase|avg_over_time|delta)\(|:rate\d")
 WINDOW = re.compile(r"(?<=\[)\w+(?=\])|(?<=:rate)\w+")
 ON_ONE_EVENT = {
@@ -20,6 +42,7 @@ ON_ONE_EVENT = {
     "BatchDamaged",
     "CheckpointDamaged",
     "JudgingUnconfined",
+    "GpuErrors",
 }
 """Alerts that fire on a single event: a second window would only hide it."""
 
@@ -63,8 +86,24 @@ def test_every_alert_has_a_severity_texts_and_a_runbook():
         assert set(rule["annotations"]) == {"summary", "description", "runbook_url"}, name
         folder = f"docs/operations/runbooks/{rule['file'].removesuffix('.yaml')}"
         assert rule["annotations"]["runbook_url"] == f"{folder}/{name}.md"
-        by_run = "by (run" in rule["expr"] or "run:penstock" in rule["expr"]
+        by_run = "by (namespace, release, run" in rule["expr"] or "run:penstock" in rule["expr"]
         assert ("$labels.run" in rule["annotations"]["summary"]) == by_run, name
+
+
+def test_few_alerts_page_and_none_on_learning_does():
+    paging = {name: rule for name, rule in alerts().items() if rule["labels"]["severity"] == "critical"}
+    assert set(paging) <= PAGES
+    assert PAGES - set(paging) <= {"RedisVolumeFilling"}
+    assert len(PAGES) <= 10
+    assert not any(rule["file"] == "learning.yaml" for rule in paging.values())
+
+
+def test_the_page_lists_the_alerts_that_page():
+    text = (ROOT / "docs" / "operations" / "observability.md").read_text()
+    part = text.split("### Which alerts page\n")[1].split("\n## ")[0]
+    listed = dict(re.findall(r"^\| \[?`?(\w+)`?\]?[^|]*\| (critical|warning|info) \|", part, re.M))
+    assert {name for name, severity in listed.items() if severity == "critical"} == PAGES & set(alerts())
+    assert len(listed) == len(PAGES & set(alerts()))
 
 
 def test_alerts_on_rates_use_a_short_and_a_long_window():
@@ -74,7 +113,12 @@ def test_alerts_on_rates_use_a_short_and_a_long_window():
         assert len(set(WINDOW.findall(alerts()[name]["expr"]))) >= 2, name
 
 
+def test_external_metrics_are_read_and_are_not_penstocks_own():
+    assert not set(EXTERNAL) & (exported() | recorded())
+    assert set(EXTERNAL) <= set(everything_named()), "no rule or dashboard reads it"
+
+
 def test_rules_read_only_what_is_exported_or_recorded():
-    known = exported() | recorded() | OF_PROMETHEUS
+    known = exported() | recorded() | set(EXTERNAL)
     for rule in rules():
         assert metrics_of(rule["expr"]) <= known, rule

@@ -8,8 +8,8 @@ from pydantic import BaseModel
 from services.settings import Recipe
 from tests.harness.documented_commands import check_penstock, console_commands, inline_commands
 from tests.harness.each import each
+from tests.observability.external import EXTERNAL
 from tests.observability.reading import (
-    OF_PROMETHEUS,
     ROOT,
     RUNBOOKS,
     alerts,
@@ -21,10 +21,10 @@ from tests.observability.reading import (
 )
 
 SECTIONS = ["What it means", "How to see it", "What to do"]
-OTHER_PROGRAMS = {"kubectl", "curl", "redis-cli", "grep"}
+OTHER_PROGRAMS = {"helm", "kubectl", "curl", "redis-cli", "grep"}
 PAGES = sorted(RUNBOOKS.rglob("*.md"))
 LINK = re.compile(r"(?<![/\w`])([A-Z][a-z]+(?:[A-Z][a-z]+)+)(?![\w/])")
-OF_KUBERNETES = {"NetworkPolicy", "RayCluster"}
+OF_KUBERNETES = {"ErrImagePull", "ImagePullBackOff", "KubeRay", "NetworkPolicy", "RayCluster", "ReadWriteOnce"}
 
 
 def test_every_alert_has_a_page_and_every_page_an_alert():
@@ -76,7 +76,7 @@ def test_the_settings_of_a_page_exist(page):
 def test_queries_of_a_page_read_exported_metrics(page):
     for block in re.findall(r"```promql\n(.*?)```", page.read_text(), re.S):
         promql_parser.parse(block)
-        assert metrics_of(block) <= exported() | recorded() | OF_PROMETHEUS
+        assert metrics_of(block) <= exported() | recorded() | set(EXTERNAL)
 
 
 @of_each_page
