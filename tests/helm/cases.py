@@ -57,6 +57,7 @@ MONITORING: dict[str, Any] = {
     "metrics": {
         "serviceMonitor": {"enabled": True, "interval": "20s", "additionalLabels": {"release": "watch"}},
         "scrapeConfig": {"enabled": True, "interval": "25s", "additionalLabels": {"release": "watch"}},
+        "podMonitor": {"enabled": True, "interval": "35s", "additionalLabels": {"release": "watch"}},
         "rules": {
             "enabled": True,
             "additionalLabels": {"release": "watch"},

@@ -10,8 +10,9 @@ import re
 from typing import Any
 
 from tests.harness.each import each
-from tests.helm.cases import CASES, DEFAULTS, EVERYTHING, MONITORED
-from tests.helm.rendering import CHART, FULLNAME, ROOT, Case, Document, load_all, render
+from tests.helm.cases import CASES, DEFAULTS, EVERYTHING, GROUPS, MONITORED
+from tests.helm.network import matches
+from tests.helm.rendering import CHART, FULLNAME, NAMESPACE, RELEASE, ROOT, Case, Document, load_all, render
 
 RULES = sorted((CHART / "files" / "rules").glob("*.yaml"))
 DASHBOARDS = sorted((CHART / "files" / "dashboards").glob("*.json"))
@@ -29,18 +30,49 @@ def test_there_are_rules_and_dashboards_to_ship() -> None:
     assert len(DASHBOARDS) == 5, "run overview, fleet, learner, data plane, verifier"
 
 
-def test_every_rule_file_is_shipped_unchanged() -> None:
-    """Helm must not expand Prometheus' templates, which use braces too."""
+def test_every_rule_file_is_shipped_with_its_texts() -> None:
+    """Helm must not expand Prometheus' templates, which use braces too. Expressions are scoped to the release."""
     shipped = {rule.name: rule.at("spec", "groups") for rule in render(MONITORED).all("PrometheusRule")}
     assert set(shipped) == {f"{FULLNAME}-{path.stem}" for path in RULES}
     for path in RULES:
         groups = load_all(path.read_text(encoding="utf-8"))[0]["groups"]
-        assert without_links(shipped[f"{FULLNAME}-{path.stem}"]) == without_links(groups), path.name
+        assert unscoped(shipped[f"{FULLNAME}-{path.stem}"]) == unscoped(groups), path.name
 
 
-def without_links(groups: list[Document]) -> Any:
-    """A copy without the runbooks' addresses, which the values can replace."""
-    return json.loads(re.sub(r'"runbook_url": "[^"]*/', '"runbook_url": "', json.dumps(groups)))
+def unscoped(groups: list[Document]) -> Any:
+    """A copy without the expressions, and without the runbooks' addresses, which the values can replace."""
+    copy = json.loads(re.sub(r'"runbook_url": "[^"]*/', '"runbook_url": "', json.dumps(groups)))
+    for rule in rules_of(copy):
+        rule["expr"] = rule["expr"] and ""
+    return copy
+
+
+def test_every_target_has_the_labels_of_its_release() -> None:
+    rendering = render(MONITORED)
+    scraped = [
+        rendering.one("ServiceMonitor").at("spec", "endpoints", 0),
+        rendering.one("ScrapeConfig").at("spec"),
+        rendering.one("PodMonitor").at("spec", "podMetricsEndpoints", 0),
+    ]
+    for part in scraped:
+        labels = {rule["targetLabel"]: rule.get("replacement") for rule in part["relabelings"] if "targetLabel" in rule}
+        assert (labels["namespace"], labels["release"]) == (NAMESPACE, RELEASE)
+
+
+def test_a_release_named_like_a_number_stays_text() -> None:
+    rendering = render(MONITORED.but({"fullnameOverride": "x"}).with_arguments("--namespace", "123"))
+    rules = rendering.one("PodMonitor").at("spec", "podMetricsEndpoints", 0, "relabelings")
+    assert "123" in [rule.get("replacement") for rule in rules]
+
+
+def test_ray_is_read_at_the_port_of_every_head_and_worker() -> None:
+    rendering = render(MONITORED)
+    monitor = rendering.one("PodMonitor")
+    [port] = [endpoint["port"] for endpoint in monitor.at("spec", "podMetricsEndpoints")]
+    selected = [pod for pod in rendering.pods if matches(monitor.at("spec", "selector"), pod.labels)]
+    assert {pod.component for pod in selected} == set(GROUPS)
+    for pod in selected:
+        assert [ports[port] for ports in (container.ports for container in pod.containers) if port in ports] == [8080]
 
 
 @each("base", ["https://example.org/runbooks", "https://example.org/a/b"])
@@ -88,10 +120,11 @@ def test_every_dashboard_is_shipped_where_grafana_looks() -> None:
 
 def test_monitors_have_the_given_labels_and_intervals() -> None:
     rendering = render(MONITORED)
-    for kind in ("ServiceMonitor", "ScrapeConfig", "PrometheusRule"):
+    for kind in ("ServiceMonitor", "ScrapeConfig", "PodMonitor", "PrometheusRule"):
         assert all(manifest.labels["release"] == "watch" for manifest in rendering.all(kind)), kind
     assert rendering.one("ServiceMonitor").at("spec", "endpoints", 0, "interval") == "20s"
     assert rendering.one("ScrapeConfig").at("spec", "scrapeInterval") == "25s"
+    assert rendering.one("PodMonitor").at("spec", "podMetricsEndpoints", 0, "interval") == "35s"
 
 
 @each("case", [case for case in CASES if case not in (MONITORED, EVERYTHING)])
@@ -101,11 +134,12 @@ def test_nothing_needs_prometheus_operator_unless_enabled(case: Case) -> None:
     ] == []
 
 
-@each("part", ["serviceMonitor", "scrapeConfig", "rules", "dashboards"])
+@each("part", ["serviceMonitor", "scrapeConfig", "podMonitor", "rules", "dashboards"])
 def test_each_part_is_enabled_alone(part: str) -> None:
     kinds = {
         "serviceMonitor": "ServiceMonitor",
         "scrapeConfig": "ScrapeConfig",
+        "podMonitor": "PodMonitor",
         "rules": "PrometheusRule",
         "dashboards": "ConfigMap",
     }

@@ -34,6 +34,8 @@ FUNCTIONS, OF_REWARDS, OF_FUNCTIONS = 8480, 8443, 5432
 API_SERVERS = frozenset({443, 6443, 8443, 16443})
 """The ports on which API servers listen: clouds and kubeadm, minikube, MicroK8s."""
 STORE, REDIS_TLS, MIRROR, TRACKER = 9000, 6380, 8444, 5000
+OF_RAY = 8080
+"""Ray's own metrics."""
 OPEN_TO_RAY = RAY | {16443}
 """With a port between the first and the last port of Ray's workers."""
 PROBED = (
@@ -51,7 +53,7 @@ PROBED = (
             MIRROR,
             TRACKER,
             22,
-            8080,
+            OF_RAY,
             9399,
             9500,
             10001,
@@ -151,7 +153,7 @@ ANYWHERE = by_address(("head", "uninstall"), *API_SERVERS)
 EXPECTED: list[tuple[Case, Arrows, Arrows]] = [
     (DEFAULTS, joined(ALWAYS, OWN_REDIS), ANYWHERE),
     (CPU, joined(ALWAYS, OWN_REDIS), ANYWHERE),
-    (MONITORED, joined(ALWAYS, OWN_REDIS), ANYWHERE),
+    (MONITORED, joined(ALWAYS, OWN_REDIS, fan(("prometheus",), GROUPS, OF_RAY)), ANYWHERE),
     (OBJECT_STORE, joined(ALWAYS, OWN_REDIS), joined(ANYWHERE, by_address(KEEPING_FILES, STORE))),
     (HUB, joined(ALWAYS, OWN_REDIS), joined(ANYWHERE, by_address(("cpu",), MIRROR))),
     (TRACKED, joined(ALWAYS, OWN_REDIS), joined(ANYWHERE, by_address(("cpu",), TRACKER, HTTPS))),
@@ -281,7 +283,8 @@ def test_no_outside_endpoint_reaches_ray_or_redis(case: Case, drawn: Arrows, out
     for (source, destination), ports in joined(drawn, outwards).items():
         if source in OTHERS and destination in (*GROUPS, "redis"):
             assert source in ("prometheus", "operator"), (source, destination)
-            assert ports <= METRICS | {DASHBOARD}, (source, destination)
+            ray = {OF_RAY} if (source, case) == ("prometheus", MONITORED) else set()
+            assert ports <= METRICS | {DASHBOARD} | ray, (source, destination)
 
 
 def test_the_verifier_reaches_only_redis_the_head_and_dns() -> None:

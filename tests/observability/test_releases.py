@@ -1,6 +1,7 @@
 """Two releases in one Prometheus: every expression tells them apart, and each release's own rules see only itself."""
 
 import json
+import re
 import subprocess
 
 import promql_parser
@@ -8,7 +9,7 @@ import yaml
 
 from tests.harness.each import each
 from tests.harness.programs import needed
-from tests.helm.cases import MONITORED
+from tests.helm.cases import MONITORED, ROLES
 from tests.helm.rendering import FULLNAME, NAMESPACE, RELEASE, render
 from tests.observability.external import OF_KUBERNETES
 from tests.observability.reading import (
@@ -115,6 +116,25 @@ def test_the_chart_scopes_every_selector():
             assert not {"NAMESPACE", "RELEASE", "FULLNAME", "CLAIM", "OPERATOR"} & set(
                 rule["expr"].replace('"', " ").replace("-", " ").split()
             ), where
+
+
+def test_rules_on_pods_match_every_pod_of_the_release_and_no_other():
+    patterns = {
+        matcher.value
+        for group in scoped()
+        for rule in group["rules"]
+        for part in walk(promql_parser.parse(rule["expr"]))
+        if isinstance(part, promql_parser.VectorSelector)
+        for matcher in part.matchers.matchers
+        if matcher.name == "pod"
+    }
+    names = {f"{FULLNAME}-{name}-x7k2p" for name in ("api", "functions", "redis", "head")}
+    names |= {f"{FULLNAME}-{role}-worker-x7k2p" for role in (*ROLES, "rollout-spot")}
+    for pattern in patterns:
+        assert {name for name in names if re.fullmatch(pattern, name)} == names
+        assert not re.fullmatch(pattern, f"{FULLNAME}-staging-api-x7k2p"), "another release"
+        assert not re.fullmatch(pattern, "other-penstock-api-x7k2p")
+    assert patterns
 
 
 SERIES = {

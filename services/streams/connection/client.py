@@ -83,7 +83,7 @@ class OutageRetry(Retry):
         super().__init__(NoBackoff(), -1)
         self.address = address
         self._limit_s = limit_s
-        self._outage = Outage()
+        self.outage = Outage()
         self._logged_at = float("-inf")
         self._has_answered = False
         self.reason = "no answer"
@@ -155,7 +155,7 @@ class OutageRetry(Retry):
     def _log_failure(self, error: Exception, left_s: float) -> None:
         now = time.monotonic()
         self.reason = str(error).rstrip(".") or type(error).__name__
-        self._outage.failed()
+        self.outage.failed()
         if now - self._logged_at >= LOG_S:
             self._logged_at = now
             log.warning(
@@ -169,8 +169,8 @@ class OutageRetry(Retry):
 
     def _log_answer(self) -> None:
         self._has_answered = True
-        if self._outage.since is not None:
-            log.warning("Redis at %s answers again after %.1f s", self.address, self._outage.over())
+        if self.outage.since is not None:
+            log.warning("Redis at %s answers again after %.1f s", self.address, self.outage.over())
             self._logged_at = float("-inf")
 
 
@@ -246,6 +246,8 @@ async def connection_problem(redis: Redis, deadline_s: float = 5.0) -> str | Non
         async with asyncio.timeout(deadline_s):
             await redis.ping()
     except TimeoutError:
+        # The command was cancelled, so that its own attempt has not failed yet.
+        redis.get_retry().outage.failed()
         return f"no answer within {deadline_s:g} s: {redis.get_retry().reason}"
     except (redis_errors.RedisError, OSError) as error:
         return str(error)
