@@ -14,6 +14,7 @@ import os
 import re
 from collections.abc import Iterator
 from itertools import product
+from typing import Any
 
 from prometheus_client import Counter, Gauge, Histogram, start_http_server
 from prometheus_client.metrics import MetricWrapperBase
@@ -209,6 +210,18 @@ def metrics_ports() -> range:
     return range(first, last + 1)
 
 
+def _as_text(page: Any) -> Any:
+    """The page in Prometheus' text format alone, whatever a client accepts.
+
+    As OpenMetrics, prometheus-client 0.26 writes the samples of `vllm:x` as `vllm_x`, but only for some clients.
+    """
+
+    def answer(environ: dict[str, Any], start_response: Any) -> Any:
+        return page({**environ, "HTTP_ACCEPT": "text/plain; version=0.0.4"}, start_response)
+
+    return answer
+
+
 def serve_metrics(host: str) -> int:
     """Serve this process's metrics on a free port of `host`; returns the port.
 
@@ -221,5 +234,6 @@ def serve_metrics(host: str) -> int:
             if error.errno != errno.EADDRINUSE:
                 raise
         else:
+            server.set_app(_as_text(server.get_app()))
             return int(server.server_port)
     raise OSError(errno.EADDRINUSE, f"{PORTS}: no port of {os.environ.get(PORTS, '')!r} is free at {host}")

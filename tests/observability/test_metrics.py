@@ -8,7 +8,7 @@ import uuid
 
 import httpx
 import pytest
-from prometheus_client import REGISTRY, generate_latest, start_http_server
+from prometheus_client import REGISTRY, Gauge, generate_latest, start_http_server
 from redis.exceptions import NoPermissionError, ResponseError
 
 from services.api.app import create_app
@@ -169,6 +169,26 @@ def test_a_metrics_page_uses_a_free_port_of_the_range(monkeypatch, pages):
     monkeypatch.delenv(PORTS)
     assert serve_metrics("127.0.0.1") > 0
     assert len(pages) == 2
+
+
+@pytest.mark.parametrize(
+    "accepted",
+    [
+        "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,text/plain;q=0.5",
+        "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.5,text/plain;version=1.0.0;q=0.3",
+        "*/*",
+    ],
+)
+def test_a_metrics_page_keeps_the_colons_of_the_engine(accepted, pages):
+    """Prometheus 2 and 3 ask for OpenMetrics, in which prometheus-client replaces a colon for some of them."""
+    gauge = Gauge("vllm:of_a_test", "As the engine names them.")
+    try:
+        port = serve_metrics("127.0.0.1")
+        page = httpx.get(f"http://127.0.0.1:{port}/metrics", headers={"Accept": accepted})
+    finally:
+        REGISTRY.unregister(gauge)
+    assert "\nvllm:of_a_test 0.0\n" in page.text
+    assert page.headers["content-type"].startswith("text/plain; version=0.0.4")
 
 
 @pytest.mark.parametrize("text", ["9400", "9499-9400", "0-5", "1-65536", "a-b"])
