@@ -82,7 +82,7 @@ def test_the_page_lists_step_metrics_and_settings():
     assert settings == {path: family._name for path, family in SETTINGS.items()}
 
 
-def test_the_page_lists_windows_and_the_metrics_of_other_programs():
+def test_the_page_lists_windows_and_metrics_of_others():
     windows = {row[0].strip("`"): row[1].strip("`") for row in documented("Windows")}
     assert windows == {name: family._name for name, family in RECENT.items()}
     assert {row[0].strip("`"): row[1] for row in documented("Metrics of other programs")} == EXTERNAL

@@ -75,7 +75,7 @@ def test_rules_on_kubernetes_name_the_release_themselves():
             assert '"release", "RELEASE", "", ""' in rule["expr"], name
 
 
-def test_every_query_of_a_dashboard_selects_the_chosen_releases():
+def test_every_query_selects_the_chosen_releases():
     for name, board in dashboards().items():
         names = [variable["name"] for variable in board["templating"]["list"]]
         assert names[:4] == ["datasource", "namespace", "release", "run"], name
@@ -118,7 +118,7 @@ def test_the_chart_scopes_every_selector():
             ), where
 
 
-def test_rules_on_pods_match_every_pod_of_the_release_and_no_other():
+def test_rules_on_pods_match_those_of_the_release():
     patterns = {
         matcher.value
         for group in scoped()

@@ -113,7 +113,7 @@ def test_alerts_on_rates_use_a_short_and_a_long_window():
         assert len(set(WINDOW.findall(alerts()[name]["expr"]))) >= 2, name
 
 
-def test_external_metrics_are_read_and_are_not_penstocks_own():
+def test_external_metrics_are_read_and_not_exported():
     assert not set(EXTERNAL) & (exported() | recorded())
     assert set(EXTERNAL) <= set(everything_named()), "no rule or dashboard reads it"
 
