@@ -52,6 +52,7 @@ NOT_EXPORTED = {
     **dict.fromkeys(OF_THE_GPU_WATCH, "a laptop has no GPU"),
 }
 """Metrics that a healthy run does not export, and why."""
+OF_AN_UNTRAINED_MODEL = {"TruncatedResponses": "it samples tokens at random, and half of the responses reach the limit"}
 EMPTY = {
     "Firing alerts": "nothing is wrong",
     "annotation Alerts": "nothing is wrong",
@@ -239,7 +240,7 @@ def check_rules(prometheus, run):
     until(lambda: not unrecorded(), "the recorded series of the first steps", 60, unrecorded)
     found = prometheus.ask("/alerts")["alerts"]
     firing = {alert["labels"]["alertname"] for alert in found if alert["state"] == "firing"}
-    assert firing == set(), "alerts of a healthy run"
+    assert firing <= set(OF_AN_UNTRAINED_MODEL), "alerts of a healthy run"
 
 
 def check_panels(prometheus, run):

@@ -50,7 +50,6 @@ def test_the_head_of_the_engine_follows_the_recipe():
 def test_the_engine_s_metrics_name_no_path_and_log_nothing():
     found = arguments()
     assert (found["served_model_name"], found["disable_log_stats"]) == ("policy", True)
-    assert arguments(engine={"served_model_name": "own"})["served_model_name"] == "own"
 
 
 def test_a_nucleus_and_one_token_more_can_be_requested():
