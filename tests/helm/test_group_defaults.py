@@ -122,6 +122,16 @@ def test_an_upgrade_that_reuses_the_previous_values_renders(tmp_path: Path) -> N
     assert groups[0] == groups[1]
 
 
+def test_reused_values_with_monitoring_render(tmp_path: Path) -> None:
+    values = load_all(PREVIOUS.read_text())[0]
+    for part in ("serviceMonitor", "scrapeConfig", "rules", "dashboards"):
+        values["metrics"][part]["enabled"] = True
+    old = tmp_path / "old.yaml"
+    old.write_text(json.dumps(values))
+    kinds = {document["kind"] for document in upgraded(with_values(tmp_path, old))}
+    assert {"ServiceMonitor", "ScrapeConfig", "PrometheusRule"} <= kinds
+
+
 @each(
     "section",
     ["hub", "tracking", "prices", "rewardFunctions", "verifierCode", "groupDefaults"],

@@ -12,7 +12,8 @@
 {{- $root := .root -}}
 {{- $own := printf "namespace=%q, release=%q" $root.Release.Namespace $root.Release.Name -}}
 {{- $metric := `\b((?:run:)?(?:penstock_\w+(?::\w+)?|vllm:\w+|up))` -}}
-{{- $operator := $root.Values.metrics.rules.operator -}}
+{{- /* An upgrade that reuses the values of an older release has no `operator`. */ -}}
+{{- $operator := $root.Values.metrics.rules.operator | default (dict "namespace" "kuberay-system" "deployment" "kuberay-operator") -}}
 {{- range .groups -}}
 {{- range .rules -}}
 {{- $expr := regexReplaceAll (printf `%s\{` $metric) .expr (printf "${1}{%s, " $own) -}}

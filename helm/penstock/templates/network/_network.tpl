@@ -102,7 +102,7 @@ spec:
     - port: 9400
       endPort: 9499
       protocol: TCP
-    {{- if .Values.metrics.podMonitor.enabled }}
+    {{- if (.Values.metrics.podMonitor | default dict).enabled }}
     # Ray's own metrics.
     - port: 8080
       protocol: TCP
