@@ -27,6 +27,7 @@ from services.contracts.listening import LOOPBACK, advertised_host, socket_envir
 from services.contracts.weight_group import nccl_environment
 from services.settings import Recipe, RecipeError
 from services.streams.delivery.nucleus import Nuclei
+from services.streams.delivery.partials import DrawnTokens, spans_within
 
 log = logging.getLogger(__name__)
 
@@ -173,6 +174,8 @@ class RolloutEngine:
         self._llm = llm
         self._stop_ids = sorted(stop_ids)
         self._stall_s = recipe.limits.stall_timeout_s
+        self.version: int | None = None
+        """The policy version that the loaded weights were declared to be."""
 
     @classmethod
     async def start(
@@ -254,6 +257,29 @@ class RolloutEngine:
             raise EngineError(f"request {request_id} failed: the engine returned no output")
         return final
 
+    def drawn(self, request_id: str, start: int) -> DrawnTokens | None:
+        """The tokens from `start` on that a running request has so far; None if there are none, or it does not run.
+
+        Read where vLLM (0.32) collects them for the final output: intermediate outputs would cost a message per token,
+        and have no versions. Raises EngineError like `generate`; WideNucleusError.
+        """
+        processor = self._llm.output_processor
+        running = [processor.request_states.get(name) for name in processor.external_req_ids.get(request_id, ())]
+        if not running or running[-1] is None:
+            return None
+        state = running[-1]
+        end = state.detokenizer.num_output_tokens()
+        if end <= start:
+            return None
+        arrays = _arrays(
+            state.detokenizer.output_token_ids[start:end],
+            state.logprobs_processor.logprobs[start:end],
+            request_id,
+            self._llm.model_config.get_vocab_size(),
+        )
+        spans = _version_spans(state._weight_version_spans(), end, request_id)
+        return DrawnTokens(arrays[0], arrays[1], spans_within(spans, start, end), arrays[2])
+
     async def call_workers(self, method: str, *args: Any, deadline_s: float = RPC_DEADLINE_S) -> list[Any]:
         """Call a method of WorkerExtension in every worker, between two decoding steps; returns the answers by rank."""
         async with asyncio.timeout(deadline_s):
@@ -276,6 +302,7 @@ class RolloutEngine:
                 held = await self._llm.get_weight_version()
                 if held != str(version):
                     raise EngineError(f"the engine reports version {held!r}; {version} was applied")
+                self.version = version
                 await self._llm.resume_generation()
         except asyncio.CancelledError:
             raise
@@ -292,6 +319,7 @@ class RolloutEngine:
             held = await self._llm.get_weight_version()
         if held != str(version):
             raise EngineError(f"the engine reports version {held!r}; {version} was declared")
+        self.version = version
 
     def check(self) -> None:
         """Raise vLLM's EngineDeadError when the engine's processes have died."""
@@ -319,11 +347,20 @@ def generation_of(completion: Any, request_id: str, vocabulary: int) -> Generati
             f"finish_reason of request {request_id}: {completion.finish_reason!r} is not valid: "
             "expected 'stop' or 'length'"
         )
-    tokens = np.asarray(completion.token_ids, np.int32)
+    tokens, logprobs, nuclei = _arrays(completion.token_ids, completion.logprobs, request_id, vocabulary)
+    spans = _version_spans(completion.weight_versions, len(tokens), request_id)
+    return Generation(tokens, logprobs, spans, completion.finish_reason, nuclei)
+
+
+def _arrays(
+    token_ids: Sequence[int], flat: Any, request_id: str, vocabulary: int
+) -> tuple[NDArray[np.int32], NDArray[np.float32], Nuclei | None]:
+    """Tokens (int32 [T]), their log-probs (float32 [T]) and nuclei, from vLLM's FlatLogprobs."""
+    tokens = np.asarray(token_ids, np.int32)
     try:
         # Each row: the sampled token, then the likeliest ones, if any were requested.
-        ids = np.asarray(completion.logprobs.token_ids, np.int32).reshape(len(tokens), -1)
-        logprobs = np.asarray(completion.logprobs.logprobs, np.float32).reshape(ids.shape)
+        ids = np.asarray(flat.token_ids, np.int32).reshape(len(tokens), -1)
+        logprobs = np.asarray(flat.logprobs, np.float32).reshape(ids.shape)
         nuclei = None
         if ids.shape[1] > 1:
             nuclei = nuclei_of(ids[:, 1:], logprobs[:, 1:], vocabulary)
@@ -336,13 +373,7 @@ def generation_of(completion: Any, request_id: str, vocabulary: int) -> Generati
         raise EngineError(f"request {request_id} failed: its log-probs belong to other tokens than those sampled")
     if not np.isfinite(logprobs[:, 0]).all():
         raise EngineError(f"request {request_id} failed: a sampled token has a log-prob that is not finite")
-    return Generation(
-        tokens,
-        logprobs[:, 0].copy(),
-        _version_spans(completion.weight_versions, len(tokens), request_id),
-        completion.finish_reason,
-        nuclei,
-    )
+    return tokens, logprobs[:, 0].copy(), nuclei
 
 
 def _version_spans(stamps: Any, tokens: int, request_id: str) -> tuple[VersionSpan, ...]:

@@ -3,8 +3,9 @@
 Reads the lanes' tasks (evaluation first) and the run's weight plans; writes samples with their payloads, weight acks
 and its heartbeat: starting -> joining (engine up) -> ready (holds a published version) -> draining, or poisoned.
 In a run that only evaluates, the weights in the model's folder are policy version 0.
-When a replica dies, its leases expire, other replicas take over its tasks and generate only the samples that are
-missing; the learner re-forms the broadcast group without it; its engine's processes end with it.
+When a replica dies, its leases expire, other replicas take over its tasks and generate only what is missing: they go on
+from the tokens that it kept about once a second (rollout/half_drawn.py). The learner re-forms the broadcast group
+without it; its engine's processes end with it.
 Must not decide anything about a group, or import Ray.
 """
 
@@ -43,9 +44,10 @@ TASKS, GENERATION = "tasks", "generation"
 class RolloutService:
     """One vLLM replica of a run.
 
-    Drain order: announce `draining`; stop reading tasks and plans; finish the groups and the weight sync in flight, or
-    abandon them after DRAIN_S seconds (unacked tasks are redelivered to other replicas); stop the engine. Raises when
-    the engine dies or weights were applied in part, so that the host replaces the replica.
+    Drain order: announce `draining`; stop reading tasks and plans; keep what was drawn of the responses in flight, and
+    return their tasks, which other replicas take at once; finish the weight sync in flight. What takes longer than
+    DRAIN_S seconds is abandoned: its leases expire. Stop the engine. Raises when the engine dies or weights were
+    applied in part, so that the host replaces the replica.
     """
 
     name = "rollout"
@@ -72,7 +74,7 @@ class RolloutService:
         try:
             await heartbeat.update(state="joining")
             await context.event_log.write("rollout-joining", f"{heartbeat.info.id}: engine is up")
-            generator = ResponseGenerator(engine, tokenizer, recipe.model.max_model_len)
+            generator = ResponseGenerator(engine, tokenizer, recipe.model.max_model_len, context.record.id)
             await Replica(context, engine, GroupWorker(generator)).run()
         finally:
             await engine.stop()
@@ -118,15 +120,18 @@ class Replica:
                 await self._follower.serve_folder()
         follower = asyncio.create_task(self._follower.run())
         pull = asyncio.create_task(self._pull())
+        keeper = asyncio.create_task(self._worker.keep())
         try:
-            await _first_of(follower, pull, self._context.stopping.wait())
+            await _first_of(follower, pull, keeper, self._context.stopping.wait())
+            self._worker.end()
             await self._context.heartbeat.update(state="draining")
-            await self._drain(follower)
+            await self._drain(follower, pull)
         finally:
-            await cancel_and_wait(follower, pull, *self._groups)
+            await cancel_and_wait(follower, pull, keeper, *self._groups)
 
-    async def _drain(self, follower: asyncio.Task[None]) -> None:
+    async def _drain(self, follower: asyncio.Task[None], pull: asyncio.Task[None]) -> None:
         self._follower.close()
+        await asyncio.wait([pull], timeout=DRAIN_S)  # it may be leasing a last task
         done, late = await asyncio.wait([follower, *self._groups], timeout=DRAIN_S)
         for part in done:
             part.result()

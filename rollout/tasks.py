@@ -1,5 +1,7 @@
 """Owns a leased task and the work on it: publishing the samples that its group lacks, then an ack or a dead letter.
 
+What previous replicas drew of its responses is gone on from; what this one has drawn when it is asked to end is kept.
+
 Must not read streams (rollout/service.py hands in the leased task) or generate (rollout/generation.py does).
 """
 
@@ -12,19 +14,22 @@ import time
 from collections.abc import Collection, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rollout.generation import MixedVersionError, ResponseGenerator, ResponseRequest
+from rollout.half_drawn import Keeper, WatchedTask
 from rollout.prompts import PromptError
-from services.contracts import Cause, Lane, Sample, SampleFacts, Task, TaskResult
-from services.metrics import MESSAGES, TOKENS
+from services.contracts import Cause, DropReason, Lane, Sample, SampleFacts, Task, TaskResult
+from services.metrics import DROPPED_TOKENS, KEPT_TOKENS, MESSAGES, TOKENS
 from services.process import Context
 from services.retry import Retry
 from services.streams.connection.functions import RedisFullError
 from services.streams.delivery.consumer import Consumer, Delivery
 from services.streams.delivery.leases import Lease, LeaseLostError
+from services.streams.delivery.partials import Partial, Piece, keep_partials, read_partials
 from services.streams.delivery.payloads import SamplePayload
 from services.streams.state.group_state import (
     Effect,
@@ -33,6 +38,7 @@ from services.streams.state.group_state import (
     missing_samples,
     rejection,
 )
+from services.streams.state.policy_history import read_policy
 from services.waits import REDIS_MEMORY, cancel_and_wait
 
 log = logging.getLogger(__name__)
@@ -42,6 +48,12 @@ REPEATED_REFERENCE = 2048
 """Characters, as JSON: a larger reference is not repeated with each response of its group."""
 PUBLISHED_TOGETHER = 16
 """The most samples per call: Redis serves no other client while it stores them."""
+MOMENT_S = 1.0
+"""How long responses may still end by themselves when the replica is asked to end."""
+
+
+class ReplicaEndsError(RuntimeError):
+    """The replica was asked to end; what it has drawn is kept, and others go on."""
 
 
 @dataclass(frozen=True)
@@ -73,18 +85,70 @@ class LeasedTask:
         """
         return await missing_samples(self.context.redis, self.context.keys, self.message)
 
-    def request(self, index: int, prompt_ids: NDArray[np.int32]) -> ResponseRequest:
-        """The request to the generator for sample `index`; an on-policy run trains on samples of one version only."""
+    @property
+    def one_version(self) -> bool:
+        """Whether all tokens of a response must be of one version: an on-policy run trains on no other samples."""
+        return self.context.record.recipe.limits.max_staleness == 0 and self.lane is Lane.TRAIN
+
+    def request(self, index: int, prompt_ids: NDArray[np.int32], kept: Partial | None = None) -> ResponseRequest:
+        """The request to the generator for sample `index`, of which `kept` was drawn before."""
         task, sampling = self.message, self.message.sampling
-        on_policy = self.context.record.recipe.limits.max_staleness == 0
         return ResponseRequest(
             # Entry and delivery keep names apart when the group is redelivered while an old request still runs.
             name=f"{task.group}/{index}/{self.delivery.lease.entry}/{self.delivery.deliveries}",
             prompt_ids=prompt_ids,
             sampling=sampling,
             seed=None if sampling.seed is None else sampling.seed + index,
-            one_version=on_policy and self.lane is Lane.TRAIN,
+            one_version=self.one_version,
+            kept=kept,
         )
+
+    async def keep(self, prompt_ids: NDArray[np.int32], pieces: list[Piece]) -> list[int]:
+        """Keep pieces of half-drawn responses; how many tokens of each sample are kept now. Raises RedisFullError."""
+        context, most = self.context, self.context.record.recipe.limits.max_deliveries
+        return await keep_partials(
+            context.redis, context.keys, self.delivery.lease, self.message.group, pieces, prompt_ids, most
+        )
+
+    async def kept(self, prompt_ids: NDArray[np.int32], held: int | None) -> dict[int, Partial]:
+        """What previous replicas drew of this task's responses and may be gone on from, by sample index.
+
+        `held`: the policy version that this replica holds. A seed's draw is repeated from its first token.
+        """
+        if self.message.sampling.seed is not None:
+            return {}
+        context, group = self.context, self.message.group
+        found, damaged = await read_partials(context.redis, context.keys, group, self.delivery.lease.entry, prompt_ids)
+        for damage in damaged.values():
+            await context.event_log.write("partial-damaged", f"{damage}; it is drawn again")
+        if not found:
+            return {}
+        oldest = await self._oldest_version()
+        usable = {}
+        for index, drawn in found.items():
+            if reason := self._drop_reason(drawn, held, oldest):
+                DROPPED_TOKENS.labels(context.record.id, reason).inc(len(drawn.tokens))
+            else:
+                usable[index] = drawn
+        KEPT_TOKENS.labels(context.record.id).inc(sum(len(drawn.tokens) for drawn in usable.values()))
+        return usable
+
+    def _drop_reason(self, drawn: Partial, held: int | None, oldest: int) -> DropReason | None:
+        tokens, sampling = drawn.tokens, self.message.sampling
+        if len(tokens) > sampling.max_new_tokens or (tokens.nuclei is None) != (sampling.top_k is None):
+            return DropReason.DAMAGED
+        versions = {span.version for span in tokens.spans}
+        if self.one_version and versions != {held}:
+            return DropReason.VERSION
+        return DropReason.STALE if min(versions) < oldest else None
+
+    async def _oldest_version(self) -> int:
+        """The oldest policy version of which the next batch may still use a token; 0 if no limit is known."""
+        policy = await read_policy(self.context.redis, self.context.keys) if self.lane is Lane.TRAIN else None
+        if policy is None or not policy.version_steps:
+            return 0
+        least = policy.step - self.context.record.recipe.limits.max_staleness
+        return min((version for version, step in policy.version_steps.items() if step >= least), default=0)
 
     def sample(self, index: int, payload: SamplePayload, started_at: float) -> Sample:
         """The message that announces sample `index`, whose generation started at `started_at` (Unix seconds)."""
@@ -163,6 +227,10 @@ class LeasedTask:
             if not last:
                 await self.consumer.ack(lease)
 
+    async def give_back(self) -> None:
+        """Return the task, so that others take it at once; unless the lease was lost."""
+        await self.consumer.give_back(self.delivery.lease)
+
     async def dead_letter(self, reason: str, cause: Cause) -> None:
         """Move the task to the dead-letter stream."""
         await self.consumer.dead_letter(self.delivery, reason, cause)
@@ -177,6 +245,16 @@ class GroupWorker:
 
     def __init__(self, generator: ResponseGenerator) -> None:
         self._generator = generator
+        self._keeper = Keeper(generator.half_drawn)
+        self._ending = asyncio.Event()
+
+    async def keep(self) -> None:
+        """Keep what the responses have so far, from time to time, until cancelled."""
+        await self._keeper.run()
+
+    def end(self) -> None:
+        """Return all tasks soon: what was drawn of their responses is kept, for other replicas to go on from."""
+        self._ending.set()
 
     async def work(self, task: LeasedTask) -> None:
         """Publish the samples that the task's group lacks.
@@ -202,6 +280,10 @@ class GroupWorker:
             # Not acked: the lease expires and the task is redelivered, at most limits.max_deliveries times.
             log.error("group %s is left for redelivery: %s", task.message.group, error)
             task.count(TaskResult.MIXED_VERSION)
+        except ReplicaEndsError as error:
+            log.info("group %s is returned: %s", task.message.group, error)
+            await task.give_back()
+            task.count(TaskResult.RETURNED)
         else:
             task.count(TaskResult.DONE)
 
@@ -211,23 +293,40 @@ class GroupWorker:
         if not missing:
             return ()
         prompt_ids = self._generator.encoded_prompt(task.message)
-        responses = {asyncio.create_task(self._sample(task, index, prompt_ids)) for index in missing}
+        kept = await task.kept(prompt_ids, self._generator.version)
+        requests = {index: task.request(index, prompt_ids, kept.get(index)) for index in missing}
+        names = {} if task.message.sampling.seed is not None else {at: each.name for at, each in requests.items()}
+        responses = {asyncio.create_task(self._sample(task, *each)) for each in requests.items()}
+        ending = asyncio.create_task(self._ending.wait())
         try:
-            while True:
-                done, responses = await asyncio.wait(responses, return_when=asyncio.FIRST_COMPLETED)
-                failed = [response for response in done if response.exception()]
-                samples = [response.result() for response in done - set(failed)]
-                samples.sort(key=lambda sample: sample[0].index)
-                if not responses and not failed:
-                    return samples
-                await task.publish_samples(samples)
-                for response in failed:
-                    response.result()
+            with self._keeper.watching(names, partial(task.keep, prompt_ids)) as watched:
+                while True:
+                    await asyncio.wait({*responses, ending}, return_when=asyncio.FIRST_COMPLETED)
+                    if ending.done():
+                        await self._keep_drawn(watched, responses)
+                    done = {response for response in responses if response.done()}
+                    responses -= done
+                    failed = [response for response in done if response.exception()]
+                    samples = [response.result() for response in done - set(failed)]
+                    samples.sort(key=lambda sample: sample[0].index)
+                    if not responses and not failed:
+                        return samples
+                    await task.publish_samples(samples)
+                    for response in failed:
+                        response.result()
+                    if ending.done():
+                        raise ReplicaEndsError(f"{len(responses)} responses are half-drawn")
         finally:
-            await cancel_and_wait(*responses)
+            await cancel_and_wait(ending, *responses)
 
-    async def _sample(
-        self, task: LeasedTask, index: int, prompt_ids: NDArray[np.int32]
-    ) -> tuple[Sample, SamplePayload]:
-        payload, started_at = await self._generator.generate(task.request(index, prompt_ids))
+    async def _keep_drawn(
+        self, watched: WatchedTask, responses: set[asyncio.Task[tuple[Sample, SamplePayload]]]
+    ) -> None:
+        """Keep what the responses have at once, and what they have after a moment in which some may end."""
+        await watched.keep()
+        await asyncio.wait(responses, timeout=MOMENT_S)
+        await watched.keep()
+
+    async def _sample(self, task: LeasedTask, index: int, request: ResponseRequest) -> tuple[Sample, SamplePayload]:
+        payload, started_at = await self._generator.generate(request)
         return task.sample(index, payload, started_at), payload

@@ -33,7 +33,7 @@ from services.contracts.groups import (
     nucleus_limit,
 )
 from services.contracts.ownership import UNOWNED, Fence
-from services.contracts.results import SampleResult, SandboxFault, TaskResult, VerdictResult
+from services.contracts.results import DropReason, SampleResult, SandboxFault, TaskResult, VerdictResult
 from services.contracts.runs import (
     REWARD_DIGESTS,
     Closing,
@@ -82,6 +82,7 @@ __all__ = [
     "CommittedPolicy",
     "Count",
     "DeadLetter",
+    "DropReason",
     "EditedValue",
     "EvaluationCounts",
     "EvaluationRecord",

@@ -13,7 +13,7 @@ class TaskResult(StrEnum):
 
     `mixed-version`: at limits.max_staleness = 0 a response had tokens of two policy versions in every attempt, so the
     task is left for redelivery. `lease-lost`: another replica took the task over, or its group was rewound, so the
-    generation was stopped.
+    generation was stopped. `returned`: the replica was asked to end, so others go on from what it has drawn.
     """
 
     DONE = "done"
@@ -21,6 +21,19 @@ class TaskResult(StrEnum):
     REFUSED = "refused"
     MIXED_VERSION = "mixed-version"
     LEASE_LOST = "lease-lost"
+    RETURNED = "returned"
+
+
+class DropReason(StrEnum):
+    """Why tokens that were drawn are drawn again.
+
+    `version`: at limits.max_staleness = 0 they are of two policy versions, or of another one than the replica holds.
+    `stale`: no batch can use them any more. `damaged`: what was kept of a response cannot be read.
+    """
+
+    VERSION = "version"
+    STALE = "stale"
+    DAMAGED = "damaged"
 
 
 class SampleResult(StrEnum):

@@ -19,7 +19,7 @@ from typing import Any
 from prometheus_client import Counter, Gauge, Histogram, start_http_server
 from prometheus_client.metrics import MetricWrapperBase
 
-from services.contracts import Lane, Outcome, SampleResult, SandboxFault, TaskResult, VerdictResult
+from services.contracts import DropReason, Lane, Outcome, SampleResult, SandboxFault, TaskResult, VerdictResult
 from services.metrics.recent import forget_recent, recent_families
 from services.metrics.tables import table_families
 
@@ -86,6 +86,12 @@ REDIS_MEMORY = Gauge("penstock_redis_memory_ratio", "Used part of Redis' maxmemo
 
 # Generation and weights.
 TOKENS = Counter("penstock_response_tokens_total", "Response tokens generated.", ["run"])
+KEPT_TOKENS = Counter(
+    "penstock_kept_tokens_total", "Tokens of half-drawn responses that another replica went on from.", ["run"]
+)
+DROPPED_TOKENS = Counter(
+    "penstock_dropped_tokens_total", "Tokens that were drawn and are drawn again, by reason.", ["run", "reason"]
+)
 POLICY_VERSION = Gauge("penstock_policy_version", "Policy version that this process holds.", ["run", "service"])
 SYNC_SECONDS = Histogram(
     "penstock_weight_sync_seconds",
@@ -151,6 +157,8 @@ AT_ZERO: dict[str, tuple[tuple[MetricWrapperBase, _Labels], ...]] = {
     ),
     "rollout": (
         (TOKENS, _of()),
+        (KEPT_TOKENS, _of()),
+        (DROPPED_TOKENS, _of(reason=tuple(DropReason))),
         (REDELIVERED_MESSAGES, _of(stream=STREAMS["tasks"])),
         (MESSAGES, _of(stream=STREAMS["tasks"], result=tuple(TaskResult))),
         (SYNC_FAILURES, _of(service=("rollout",))),

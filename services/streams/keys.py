@@ -178,6 +178,13 @@ class RunKeys:
     def payload(self, group: str, index: int) -> str:
         return self.key(f"payload:{group}:{index}")
 
+    def partials(self, group: str) -> str:
+        return self.key(f"partials:{group}")
+
+    def made(self, group: str, samples: int) -> list[str]:
+        """The keys of what was generated for a group: its payloads, and what is kept of half-drawn responses."""
+        return [*(self.payload(group, index) for index in range(samples)), self.partials(group)]
+
     def snapshot(self, step: int) -> str:
         return self.key(f"sampler-snapshot:{step}")
 

@@ -29,6 +29,8 @@ ROOT = Path(__file__).parents[2]
 class SameAnswer:
     """Answers every request with the same response, and notes the names of the requests."""
 
+    version = 4
+
     def __init__(self, answer: Generation) -> None:
         self.names: list[str] = []
         self.answer = answer
@@ -40,6 +42,8 @@ class SameAnswer:
 
 class FixedTokenizer:
     """The same token ids for every prompt, and the same text for every response."""
+
+    stop_ids = (3,)
 
     def __init__(self, ids: Any) -> None:
         self.ids = ids

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 SHARED = "shared.lua"
 PREFIX = "penstock_"
 """Of the names of all libraries; the rest is the digest of the code."""
-GROWING = frozenset({"append_log", "create_record", "dispatch", "publish_samples"})
+GROWING = frozenset({"append_log", "create_record", "dispatch", "keep_partials", "publish_samples"})
 """Redis at its maxmemory rejects these. All others may exceed it: they are small, and work in flight must drain."""
 APPENDING = frozenset({"append_message", "append_fenced"})
 """These look for their message among the newest entries, in case they are repeated."""

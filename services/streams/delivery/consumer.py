@@ -19,7 +19,7 @@ from services.metrics import REDELIVERED_MESSAGES
 from services.streams.connection.answers import code_of
 from services.streams.connection.client import Redis
 from services.streams.connection.functions import call
-from services.streams.delivery.leases import Lease, LeaseRenewal
+from services.streams.delivery.leases import RETURNED, Lease, LeaseRenewal, return_lease
 from services.streams.delivery.validation import Malformed, Source, admit, make_letter, origin
 from services.streams.keys import RunKeys
 from services.streams.retention import DEAD_KEPT
@@ -29,6 +29,8 @@ log = logging.getLogger(__name__)
 TRIMMED_BEFORE, TRIMMED_AT_ONCE, TRIM_CALLS = 20_000, 1000, 20
 """About the most entries before the oldest unacked one that one call deletes, and the most after it, because Redis
 serves no other client meanwhile; and the most calls of one trim."""
+RETURNED_LOOK_S = 0.5
+"""How often a consumer looks for entries that another one returned."""
 
 M = TypeVar("M", bound=Message)
 
@@ -66,10 +68,11 @@ class Consumer(Generic[M]):
         self._group = group
         self._name = name
         self._model = model
+        self._lease_s = lease_s
         self._lease_ms = int(lease_s * 1000)
         self._renewal = LeaseRenewal(redis, lease_s)
         self._max_deliveries = max_deliveries
-        self._next_reclaim = 0.0
+        self._next_reclaim = self._next_look = 0.0
 
     async def open(self) -> None:
         """Create the consumer group at the start of the stream, unless it exists.
@@ -97,6 +100,10 @@ class Consumer(Generic[M]):
             return []
 
     async def _read(self, count: int, block_s: float) -> list[Delivery[M]]:
+        if time.monotonic() >= self._next_look:
+            if returned := await self._take_returned(count):
+                return returned
+            self._next_look = time.monotonic() + RETURNED_LOOK_S
         if time.monotonic() >= self._next_reclaim:
             reclaimed = await self._reclaim(count)
             if reclaimed:
@@ -106,6 +113,15 @@ class Consumer(Generic[M]):
         reply = await self._redis.xreadgroup(self._group, self._name, {self._stream: ">"}, count=count, block=block)
         entries = [(entry, fields, 1) for _, messages in reply or [] for entry, fields in messages]
         return await self._open_entries(entries)
+
+    async def _take_returned(self, count: int) -> list[Delivery[M]]:
+        waiting = await self._redis.xpending_range(self._stream, self._group, "-", "+", count, RETURNED)
+        if not waiting:
+            return []
+        # Those that another consumer takes at the same time have a new lease by then.
+        ids = [lease["message_id"] for lease in waiting]
+        claimed = await self._redis.xclaim(self._stream, self._group, self._name, self._lease_ms, ids)
+        return await self._open_claimed([each for each in claimed if each[0] is not None], returned=True)
 
     async def _reclaim(self, count: int) -> list[Delivery[M]]:
         # One call checks ten leases per entry wanted; live leases at the front must not hide lapsed ones behind them.
@@ -117,6 +133,11 @@ class Consumer(Generic[M]):
             )
             if start == b"0-0":
                 break
+        return await self._open_claimed(claimed)
+
+    async def _open_claimed(
+        self, claimed: list[tuple[bytes, dict[bytes, bytes]]], *, returned: bool = False
+    ) -> list[Delivery[M]]:
         if not claimed:
             return []
         async with self._redis.pipeline(transaction=False) as pipe:
@@ -129,9 +150,11 @@ class Consumer(Generic[M]):
                 log.info("%s: entry %s was acked or taken over at once", self._stream, entry.decode())
                 continue
             deliveries = int(lease[0]["times_delivered"])
-            log.warning("%s: entry %s taken over (delivery %d)", self._stream, entry.decode(), deliveries)
+            level, how = (logging.INFO, "returned and taken") if returned else (logging.WARNING, "taken over")
+            log.log(level, "%s: entry %s %s (delivery %d)", self._stream, entry.decode(), how, deliveries)
             entries.append((entry, fields, deliveries))
-        REDELIVERED_MESSAGES.labels(self._keys.run, self._keys.stream_name(self._stream)).inc(len(entries))
+        if not returned:
+            REDELIVERED_MESSAGES.labels(self._keys.run, self._keys.stream_name(self._stream)).inc(len(entries))
         return await self._open_entries(entries)
 
     async def _open_entries(self, entries: list[tuple[bytes, dict[bytes, bytes], int]]) -> list[Delivery[M]]:
@@ -168,6 +191,10 @@ class Consumer(Generic[M]):
     async def ack(self, lease: Lease) -> None:
         """Ack an entry that needs no effect."""
         await self._redis.xack(self._stream, self._group, lease.entry)
+
+    async def give_back(self, lease: Lease) -> bool:
+        """Return an entry that this process cannot finish; see return_lease."""
+        return await return_lease(self._redis, lease, self._lease_s)
 
     def renewing(self, lease: Lease) -> AbstractAsyncContextManager[None]:
         """Renew the lease while the body runs. Once it is lost, cancel the body: LeaseLostError."""

@@ -20,6 +20,8 @@ from services.streams.connection.functions import call
 log = logging.getLogger(__name__)
 
 CHECKED_AT_ONCE = 500
+RETURNED = "returned"
+"""The consumer that holds entries which were returned, until another one takes them."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,24 @@ async def renew_lease(redis: Redis, lease: Lease) -> bool:
         entry=lease.entry,
     )
     return bool(renewed)
+
+
+async def return_lease(redis: Redis, lease: Lease, lease_s: float) -> bool:
+    """Return an entry that this consumer cannot finish: others take it at once, and the delivery is not counted.
+
+    False if another consumer owns the entry or it was acked.
+    """
+    returned = await call(
+        redis,
+        "return_lease",
+        stream_key=lease.stream,
+        consumer_group=lease.consumer_group,
+        consumer=lease.consumer,
+        entry=lease.entry,
+        returned=RETURNED,
+        idle_ms=int(lease_s * 1000) + 1,
+    )
+    return bool(returned)
 
 
 async def restart_leases(redis: Redis, stream: str, consumer_group: str) -> None:

@@ -193,6 +193,19 @@ local function find_samples(group_key, index_list)
   return effects, state, refused
 end
 
+-- Forget pieces of half-drawn responses: per index in `starts`, those from this token on, and with all of them the rest.
+local function forget_pieces(partials_key, starts)
+  local doomed = {}
+  for _, field in ipairs(redis.call('HKEYS', partials_key)) do
+    local index, start = field:match('^(%d+):(%d+)$')
+    local first = starts[index or field:match('^%l+:(%d+)$')]
+    if first and tonumber(start or '0') >= first then doomed[#doomed + 1] = field end
+  end
+  for first = 1, #doomed, 1000 do
+    redis.call('HDEL', partials_key, unpack(slice(doomed, first, math.min(1000, #doomed - first + 1))))
+  end
+end
+
 -- A group has ended: it waits for the archive with its payloads, in this attempt once. Returns whether it does so now.
 local function retire_group(unarchived_key, group_key)
   if redis.call('HSETNX', group_key, 'archive', 'waits') == 0 then return false end

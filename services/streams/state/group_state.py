@@ -111,6 +111,7 @@ class GroupTransitions(RoleOwner):
             tasks_key=streams.tasks,
             counters_key=streams.counters,
             in_flight_key=streams.tokens_in_flight,
+            partials_key=self._keys.partials(group),
             payload_keys=[sample.facts.payload for sample, _ in samples],
             consumer_group=lease.consumer_group,
             group=group,
@@ -169,6 +170,7 @@ class GroupTransitions(RoleOwner):
             tasks_key=streams.tasks,
             posteriors_key=self._keys.posteriors,
             in_flight_key=streams.tokens_in_flight,
+            partials_key=self._keys.partials(group),
             fence=self.fence.token,
             consumer_group=verdicts[0][0].consumer_group if verdicts else "",
             group=group,
@@ -196,6 +198,7 @@ class GroupTransitions(RoleOwner):
             pending_key=streams.pending,
             unarchived_key=streams.unarchived,
             in_flight_key=streams.tokens_in_flight,
+            partials_key=self._keys.partials(group),
             group=group,
             release=release.value,
             samples=samples,
@@ -218,7 +221,7 @@ class GroupTransitions(RoleOwner):
             verdicts_key=streams.verdicts,
             counters_key=streams.counters,
             in_flight_key=streams.tokens_in_flight,
-            payload_keys=self._payloads(group, samples),
+            made_keys=self._keys.made(group, samples),
             group=group,
             reader_list=[STREAM_READERS[name] for name in ("tasks", "samples", "verdicts")],
         )
@@ -290,9 +293,6 @@ class GroupTransitions(RoleOwner):
         for start in range(0, len(groups), 100):
             group_keys = [self._keys.group(group) for group in groups[start : start + 100]]
             await self._call("delete_evaluated", group_keys=group_keys)
-
-    def _payloads(self, group: str, samples: int) -> list[str]:
-        return [self._keys.payload(group, index) for index in range(samples)]
 
 
 async def dead_letter_rejected(consumer: Consumer[M], deliveries: Sequence[Delivery[M]], effects: Sequence[int]) -> int:

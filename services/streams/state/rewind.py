@@ -78,7 +78,7 @@ class Rewind(RoleOwner):
                 in_flight_key=self._streams.tokens_in_flight,
                 step_tokens_key=self._keys.step_tokens,
                 group_keys=[self._keys.group(group.name) for group in chunk],
-                payload_keys=[self._keys.payload(group.name, at) for group in chunk for at in range(group.samples)],
+                made_keys=[key for group in chunk for key in self._keys.made(group.name, group.samples)],
                 step=step if leaves else "",
                 step_entry=entry,
                 group_list=[group.name for group in chunk],
@@ -129,7 +129,8 @@ class Rewind(RoleOwner):
         await self._delete([*streams, *lists], entries, str(kept_tokens))
         # A sample whose payload stayed would count as published and never be drawn again. No other evaluation starts
         # meanwhile: the caller owns them.
-        for pattern in (self._keys.group(f"{EVALUATION_GROUP}*"), self._keys.key(f"payload:{EVALUATION_GROUP}*")):
+        patterns = (self._keys.group, self._keys.partials, lambda group: self._keys.key(f"payload:{group}"))
+        for pattern in [of_group(f"{EVALUATION_GROUP}*") for of_group in patterns]:
             leftovers = [key async for key in self._redis.scan_iter(pattern, KEYS_PER_CALL)]
             for start in range(0, len(leftovers), KEYS_PER_CALL):
                 await self._delete(leftovers[start : start + KEYS_PER_CALL], [])

@@ -8,11 +8,14 @@ from __future__ import annotations
 import copy
 from typing import Any, NamedTuple
 
-from services.contracts import Closing, Lane, ProcessInfo, Release, RunState, Sample, WeightPlan
+import numpy as np
+
+from services.contracts import Closing, Lane, ProcessInfo, Release, RunState, Sample, VersionSpan, WeightPlan
 from services.settings import parse_recipe
 from services.streams.connection.functions import call
 from services.streams.delivery import leases
 from services.streams.delivery.consumer import Consumer, trim
+from services.streams.delivery.partials import DrawnTokens, Partial, Piece, keep_partials
 from services.streams.delivery.payloads import fetch_texts
 from services.streams.delivery.process_logs import LogLine, LogShipping
 from services.streams.keys import ACTIVE_RUNS
@@ -177,6 +180,21 @@ async def publish_batch(run):
 async def publish_samples(run):
     delivery = await run.dispatched("g0", 1)
     return lambda: run.publish(delivery.lease, sample_of(run.keys, "g0", 0), 1)
+
+
+async def kept_partials(run):
+    delivery = await run.dispatched("g0", 1)
+    prompt = np.array([2, 4], np.int32)
+    tokens = DrawnTokens(
+        np.array([5], np.int32), np.array([-0.5], np.float32), (VersionSpan(version=1, start=0, end=1),)
+    )
+    pieces = [Piece(0, "attempt", 0, 0, Partial(tokens, 1.0))]
+    return lambda: keep_partials(run.redis, run.keys, delivery.lease, "g0", pieces, prompt, 3)
+
+
+async def returned_lease(run):
+    delivery = await run.dispatched("g0")
+    return lambda: leases.return_lease(run.redis, delivery.lease, 30.0)
 
 
 async def publish_verdicts(run):
@@ -349,6 +367,8 @@ CASES = {
     "index_run": Case(index_run),
     "mark_starved": Case(mark_starved, "sampler"),
     "publish_batch": Case(publish_batch, "sampler"),
+    "keep_partials": Case(kept_partials),
+    "return_lease": Case(returned_lease),
     "publish_samples": Case(publish_samples),
     "publish_verdicts": Case(publish_verdicts),
     "read_texts": Case(read_texts),

@@ -1,7 +1,7 @@
 -- Withdraw a pending group: it is reopened, so it waits to be dispatched again. Its messages leave their streams and its
 -- leases end: nothing that was generated for it has an effect later. Not a group that an older release dispatched, whose
--- messages are unknown. `reader_list`: the consumer groups of tasks, samples and verdicts.
-local epoch_key, group_key, tasks_key, samples_key, verdicts_key, counters_key, in_flight_key, payload_keys = unpack(keys)
+-- messages are unknown. `made_keys`: its payloads, and what is kept of its half-drawn responses. `reader_list`: the consumer groups of tasks, samples and verdicts.
+local epoch_key, group_key, tasks_key, samples_key, verdicts_key, counters_key, in_flight_key, made_keys = unpack(keys)
 local fence, group, reader_list = unpack(args)
 
 local state, entry = unpack(redis.call('HMGET', group_key, 'state', 'entry'))
@@ -15,7 +15,7 @@ for at = 1, #fields, 2 do
     redis.call('XDEL', stream_key, fields[at + 1])
   end
 end
-for _, payload_key in ipairs(payload_keys) do redis.call('UNLINK', payload_key) end
+for _, made_key in ipairs(made_keys) do redis.call('UNLINK', made_key) end
 redis.call('DEL', group_key)
 move_tokens(counters_key, in_flight_key, group, 'discarded')
 redis.call('HSET', group_key, 'state', 'reopened')

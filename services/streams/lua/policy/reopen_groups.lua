@@ -1,12 +1,12 @@
 -- Reopen groups, once: they are pending again without anything that was generated for them, and wait to be dispatched.
--- `payload_keys`: theirs. `prompt_list`: one element per group.
+-- `made_keys`: their payloads, and what is kept of their half-drawn responses. `prompt_list`: one element per group.
 -- `step`: '' or the last rollout step of the history, whose groups are all reopened by now; it leaves the history, with
 -- its `step_entry` and its tokens.
 local epoch_key, policy_key, counters_key, pending_key, steps_key, queue_key, unarchived_key, bare_key, released_key,
-  in_flight_key, step_tokens_key, group_keys, payload_keys = unpack(keys)
+  in_flight_key, step_tokens_key, group_keys, made_keys = unpack(keys)
 local fence, step, step_entry, group_list, prompt_list = unpack(args)
 
-for _, payload_key in ipairs(payload_keys) do redis.call('UNLINK', payload_key) end
+for _, made_key in ipairs(made_keys) do redis.call('UNLINK', made_key) end
 for at, group_key in ipairs(group_keys) do
   if redis.call('HGET', group_key, 'state') ~= 'reopened' then
     redis.call('DEL', group_key)

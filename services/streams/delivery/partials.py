@@ -1,0 +1,258 @@
+"""Owns what is kept of half-drawn responses: their tokens in pieces, one hash per group, until they are published.
+
+Must not draw a response, nor decide whether what was kept is still worth going on from.
+
+Fields of the hash: `entry`, the task's; per sample `tokens:INDEX`, how many are kept, `attempt:INDEX`, by which
+attempt, and the pieces `INDEX:START`; `forgiven`, the deliveries of the task that are not counted. A piece is
+little-endian: its CRC-32, which also covers the prompt's ids; a header; per version span three int64; the token ids
+(int32) and log-probs (float32); with top-k the sizes of the nuclei and their ids (int32).
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.contracts import VersionSpan
+from services.streams.connection.client import Redis
+from services.streams.connection.functions import call_for_each
+from services.streams.delivery.leases import Lease
+from services.streams.delivery.nucleus import Nuclei, joined
+from services.streams.keys import RunKeys
+
+KEPT_S = 24 * 3600
+"""How long Redis keeps a partial that nothing is added to, in seconds."""
+FORGIVEN = 10
+"""For each of limits.max_deliveries: how many deliveries with which more was kept are not counted."""
+NO_NUCLEI = 2**32 - 1
+_CRC = struct.Struct("<I")
+_HEADER = struct.Struct("<dIII")
+"""When the response was started (Unix seconds), and how many tokens, spans and nucleus ids follow."""
+
+
+@dataclass(frozen=True)
+class DrawnTokens:
+    """Response tokens that the engine has drawn, from a response's first one on or from a later one.
+
+    response_ids: int32 [T]; behaviour_logprobs: float32 [T], as in a payload; spans cover [0, T); nuclei: None without
+    top-k.
+    """
+
+    response_ids: NDArray[np.int32]
+    behaviour_logprobs: NDArray[np.float32]
+    spans: tuple[VersionSpan, ...]
+    nuclei: Nuclei | None = None
+
+    def __len__(self) -> int:
+        return len(self.response_ids)
+
+    def check(self) -> None:
+        """Raise ValueError unless every token has a finite log-prob, a version and, with top-k, its nucleus."""
+        tokens = len(self)
+        if self.behaviour_logprobs.shape != (tokens,) or not np.isfinite(self.behaviour_logprobs).all():
+            raise ValueError(f"behaviour_logprobs: not valid: expected {tokens} finite ones, one per token")
+        ends = [0, *(span.end for span in self.spans)]
+        if ends[-1] != tokens or any(
+            span.start != end or span.end <= end for span, end in zip(self.spans, ends, strict=False)
+        ):
+            raise ValueError(f"spans: {self.spans} are not valid: expected spans that cover {tokens} tokens")
+        if self.nuclei is not None:
+            self.nuclei.check(self.response_ids)
+
+
+@dataclass(frozen=True)
+class Partial:
+    """A half-drawn response: what was drawn of it, and when that was started (Unix seconds)."""
+
+    tokens: DrawnTokens
+    started_at: float
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Tokens of a half-drawn response that are to be kept: those of sample `index` from token `start` on.
+
+    `attempt`: a name of its own for each attempt at the response; `base`: with how many kept tokens it began.
+    """
+
+    index: int
+    attempt: str
+    base: int
+    start: int
+    partial: Partial
+
+    @property
+    def end(self) -> int:
+        """The token after its last one."""
+        return self.start + len(self.partial.tokens)
+
+
+def joined_tokens(parts: Sequence[DrawnTokens]) -> DrawnTokens:
+    """Consecutive parts of one response as one; adjoining spans of one version become one.
+
+    Raises ValueError if some of the parts have nuclei and others have none.
+    """
+    if len({part.nuclei is None for part in parts}) > 1:
+        raise ValueError("nuclei: only some of these tokens have one")
+    spans: list[VersionSpan] = []
+    start = 0
+    for part in parts:
+        for span in part.spans:
+            first, end = start + span.start, start + span.end
+            if spans and spans[-1].version == span.version:
+                first = spans.pop().start
+            spans.append(VersionSpan(version=span.version, start=first, end=end))
+        start += len(part)
+    nuclei = [part.nuclei for part in parts if part.nuclei is not None]
+    return DrawnTokens(
+        np.concatenate([np.zeros(0, np.int32), *(part.response_ids for part in parts)]),
+        np.concatenate([np.zeros(0, np.float32), *(part.behaviour_logprobs for part in parts)]),
+        tuple(spans),
+        joined(nuclei) if nuclei else None,
+    )
+
+
+def tokens_from(tokens: DrawnTokens, start: int) -> DrawnTokens:
+    """The tokens from `start` on."""
+    nuclei = tokens.nuclei
+    return DrawnTokens(
+        tokens.response_ids[start:],
+        tokens.behaviour_logprobs[start:],
+        spans_within(tokens.spans, start, len(tokens)),
+        nuclei and Nuclei(nuclei.ids[nuclei.offsets[start] :], nuclei.offsets[start:] - nuclei.offsets[start]),
+    )
+
+
+def spans_within(spans: Sequence[VersionSpan], start: int, end: int) -> tuple[VersionSpan, ...]:
+    """The spans of the tokens [start, end), counted from `start`."""
+    return tuple(
+        VersionSpan(version=span.version, start=max(span.start, start) - start, end=min(span.end, end) - start)
+        for span in spans
+        if span.start < end and span.end > start
+    )
+
+
+def packed_piece(partial: Partial, prompt_ids: NDArray[np.int32]) -> bytes:
+    """A piece as it is stored, for the response to this prompt."""
+    tokens = partial.tokens
+    nuclei = tokens.nuclei
+    parts = [
+        _HEADER.pack(
+            partial.started_at, len(tokens), len(tokens.spans), NO_NUCLEI if nuclei is None else len(nuclei.ids)
+        ),
+        np.array([[span.version, span.start, span.end] for span in tokens.spans], "<i8").tobytes(),
+        np.asarray(tokens.response_ids, "<i4").tobytes(),
+        np.asarray(tokens.behaviour_logprobs, "<f4").tobytes(),
+    ]
+    if nuclei is not None:
+        parts += [np.diff(nuclei.offsets).astype("<i4").tobytes(), np.asarray(nuclei.ids, "<i4").tobytes()]
+    body = b"".join(parts)
+    return _CRC.pack(_crc(body, prompt_ids)) + body
+
+
+def unpacked_piece(stored: bytes, prompt_ids: NDArray[np.int32]) -> Partial:
+    """The reverse of `packed_piece`. Raises ValueError for one that was changed, or is of another prompt."""
+    body = stored[_CRC.size :]
+    if len(stored) < _CRC.size + _HEADER.size or _CRC.unpack_from(stored)[0] != _crc(body, prompt_ids):
+        raise ValueError("a piece's checksum does not match")
+    started_at, tokens, spans, ids = _HEADER.unpack_from(body)
+    at = _HEADER.size
+
+    def take(kind: str, count: int) -> NDArray[np.generic]:
+        nonlocal at
+        found = np.frombuffer(body, kind, count, at)
+        at += found.nbytes
+        return found
+
+    rows = take("<i8", 3 * spans).reshape(spans, 3).tolist()
+    drawn = DrawnTokens(
+        take("<i4", tokens).astype(np.int32),
+        take("<f4", tokens).astype(np.float32),
+        tuple(VersionSpan(version=version, start=start, end=end) for version, start, end in rows),
+        _nuclei(take("<i4", tokens), take("<i4", ids)) if ids != NO_NUCLEI else None,
+    )
+    drawn.check()
+    return Partial(drawn, started_at)
+
+
+def _nuclei(sizes: NDArray[np.generic], ids: NDArray[np.generic]) -> Nuclei:
+    return Nuclei(ids.astype(np.int32), np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32))
+
+
+def _crc(body: bytes, prompt_ids: NDArray[np.int32]) -> int:
+    return zlib.crc32(body, zlib.crc32(np.asarray(prompt_ids, "<i4").tobytes()))
+
+
+async def keep_partials(
+    redis: Redis,
+    keys: RunKeys,
+    lease: Lease,
+    group: str,
+    pieces: Sequence[Piece],
+    prompt_ids: NDArray[np.int32],
+    max_deliveries: int,
+) -> list[int]:
+    """Keep pieces of a group's responses, under the lease on its task. Returns how many tokens of each are kept now.
+
+    0: the sample was published, or the lease was lost. A piece that does not start where those of its attempt end
+    is not kept. Raises RedisFullError.
+    """
+    return await call_for_each(
+        redis,
+        "keep_partials",
+        group_key=keys.group(group),
+        partials_key=keys.partials(group),
+        tasks_key=lease.stream,
+        consumer_group=lease.consumer_group,
+        consumer=lease.consumer,
+        task_entry=lease.entry,
+        kept_s=KEPT_S,
+        most_forgiven=FORGIVEN * max_deliveries,
+        index_list=[piece.index for piece in pieces],
+        attempt_list=[piece.attempt for piece in pieces],
+        base_list=[piece.base for piece in pieces],
+        start_list=[piece.start for piece in pieces],
+        end_list=[piece.end for piece in pieces],
+        piece_list=[packed_piece(piece.partial, prompt_ids) for piece in pieces],
+    )
+
+
+async def read_partials(
+    redis: Redis, keys: RunKeys, group: str, entry: str, prompt_ids: NDArray[np.int32]
+) -> tuple[dict[int, Partial], dict[int, str]]:
+    """What is kept of a group's half-drawn responses for the task of this entry; and the damage. Both by sample."""
+    fields = await redis.hgetall(keys.partials(group))
+    if fields.get(b"entry") != entry.encode():
+        return {}, {}
+    whole, damaged = {}, {}
+    for name in fields:
+        if not name.startswith(b"tokens:"):
+            continue
+        index = int(name.removeprefix(b"tokens:"))
+        try:
+            whole[index] = _whole(fields, index, int(fields[name]), prompt_ids)
+        except ValueError as error:
+            damaged[index] = f"what is kept of sample {index} of group {group} is damaged: {error}"
+    return whole, damaged
+
+
+def _whole(fields: Mapping[bytes, bytes], index: int, tokens: int, prompt_ids: NDArray[np.int32]) -> Partial:
+    """All that is kept of one response. Raises ValueError unless that is `tokens` tokens from the first one on."""
+    parts: list[Partial] = []
+    end = 0
+    while end < tokens:
+        stored = fields.get(f"{index}:{end}".encode())
+        if stored is None:
+            raise ValueError(f"the piece from token {end} on is missing")
+        parts.append(unpacked_piece(stored, prompt_ids))
+        if not len(parts[-1].tokens):
+            raise ValueError(f"the piece from token {end} on is empty")
+        end += len(parts[-1].tokens)
+    if end != tokens or not parts:
+        raise ValueError(f"{end} tokens are not valid: expected {tokens}")
+    return Partial(joined_tokens([part.tokens for part in parts]), parts[0].started_at)

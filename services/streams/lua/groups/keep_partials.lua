@@ -1,0 +1,50 @@
+-- Keep pieces of a group's half-drawn responses, for the caller that leases its task. Replies with the tokens that are
+-- now kept of each sample: LATE for one that was published, or whose task the caller does not lease.
+-- A piece is kept only where the previous one of the same attempt ended. The first piece of an attempt starts at 0, or
+-- at `base`, the tokens of earlier attempts that it goes on from; what was kept beyond leaves. So a repeated call changes
+-- nothing, and the tokens of two attempts never mix.
+-- A delivery with which more was kept is not counted: `most_forgiven` deliveries of a task at most. What is kept expires
+-- after `kept_s` seconds.
+local group_key, partials_key, tasks_key = unpack(keys)
+local consumer_group, consumer, task_entry, kept_s, most_forgiven, index_list, attempt_list, base_list, start_list,
+  end_list, piece_list = unpack(args)
+
+local effects, state = find_samples(group_key, index_list)
+local lease = redis.pcall('XPENDING', tasks_key, consumer_group, task_entry, task_entry, 1)
+if state ~= 'pending' or lease.err or #lease == 0 or lease[1][2] ~= consumer then
+  for at in ipairs(index_list) do effects[at] = LATE end
+  return effects
+end
+-- A reopened group has another task: what was kept for its previous one is not of this history.
+if redis.call('HGET', partials_key, 'entry') ~= task_entry then redis.call('UNLINK', partials_key) end
+local grown = false
+for at, index in ipairs(index_list) do
+  if effects[at] ~= FRESH or redis.call('HEXISTS', group_key, 'sample:' .. index) == 1 then
+    effects[at] = LATE
+  else
+    local kept, attempt = unpack(redis.call('HMGET', partials_key, 'tokens:' .. index, 'attempt:' .. index))
+    local base, start = tonumber(base_list[at]), tonumber(start_list[at])
+    kept = tonumber(kept or '0')
+    if attempt ~= attempt_list[at] then
+      if start == 0 or start == base and kept >= base then
+        if kept > start then forget_pieces(partials_key, {[index] = start}) end
+        kept, attempt = start, attempt_list[at]
+      else
+        kept = 0
+      end
+    end
+    if attempt == attempt_list[at] and start == kept then
+      kept, grown = tonumber(end_list[at]), true
+      redis.call('HSET', partials_key, 'entry', task_entry, 'tokens:' .. index, kept, 'attempt:' .. index, attempt,
+        index .. ':' .. start, piece_list[at])
+    end
+    effects[at] = kept
+  end
+end
+if not grown then return effects end
+redis.call('EXPIRE', partials_key, kept_s)
+local again = lease[1][4] - 1
+if again > 0 and redis.call('HINCRBY', partials_key, 'forgiven', again) <= tonumber(most_forgiven) then
+  redis.call('XCLAIM', tasks_key, consumer_group, consumer, 0, task_entry, 'RETRYCOUNT', 1, 'JUSTID')
+end
+return effects
