@@ -37,6 +37,7 @@ from services.waits import cancel_and_wait
 from tests.harness.free_ports import free_port
 from tests.harness.small_run import recipe_document, service_context
 from tests.rollout.hand_sampler import LEASE_S, HandSampler, leave_a_group_behind, task
+from tests.rollout.handover import handed_over
 from tests.rollout.reference import ROUNDING, Policy, assert_written_by
 from tests.rollout.replica import TOP_K, Replica, started_replica
 from tests.rollout.sender import DYING, Sender, manifest_of, send_one_bucket_and_die
@@ -200,6 +201,20 @@ async def test_on_policy_samples_are_generated_by_one_version(
     found = [[(span.version, span.start, span.end) for span in body.spans] for body in whole.values()]
     assert [(4, 0, 600)] in found
     assert all(spans in ([(3, 0, 600)], [(4, 0, 600)]) for spans in found), found
+
+
+@pytest.mark.parametrize("top_k", [None, TOP_K])
+async def test_a_replica_goes_on_from_what_another_drew(
+    replica: Replica, policies: dict[int, Policy], top_k: int | None
+) -> None:
+    """The log-probs of both parts are those of the policy that the responses' versions name."""
+    wanted = from_nuclei(600) if top_k else sampling(600)
+    kept, found = await handed_over(replica, f"handed-{top_k}", wanted)
+    assert all(100 <= tokens < 600 for tokens in kept)
+    for prompt, generation in found:
+        assert [(span.version, span.end) for span in generation.spans] == [(replica.follower.version, 600)]
+        assert (generation.nuclei is not None) == bool(top_k)
+        assert_written_by(policies, prompt, generation)
 
 
 async def test_a_sender_that_dies_leaves_the_old_weights_intact(replica: Replica, policies: dict[int, Policy]) -> None:
