@@ -5,8 +5,9 @@ follow its commands. When a rank dies, the others notice through the process gro
 restarts all of them, and they resume the run from its newest checkpoint and the archived batches after it. No group is
 trained twice.
 
-Drain order: finish or interrupt the current micro-batch -> send `stop` to the other ranks -> stop serving joining
-replicas -> abandon the checkpoint in progress -> destroy the engine and the process group.
+Drain order, of all ranks as soon as one is asked to stop: interrupt the rollout step before its first optimizer step,
+else after a few seconds -> write the checkpoint of the last committed step, if that is still the state -> send `stop`
+to the other ranks -> stop serving joining replicas -> destroy the engine and the process group.
 
 Must not touch the policy; the rank's worker does, and only the trainer imports DeepSpeed.
 """

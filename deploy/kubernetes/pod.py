@@ -22,8 +22,8 @@ log = logging.getLogger(__name__)
 
 COMMAND = "KUBERAY_GEN_RAY_START_CMD"
 FOLDER = "/tmp/penstock-pod"
-DRAIN_S = 25.0
-"""How long hosted processes may drain; a service releases its leases within 8 s."""
+DRAIN_S = 50.0
+"""How long hosted processes may drain: a replica takes seconds, a learner writes a checkpoint."""
 RAY_END_S = 10.0
 POLL_S = 0.2
 READY = "ready"

@@ -54,6 +54,11 @@ class CheckpointSchedule:
         late = self._worker.checkpoint_writer.wanted and len(self._consumed) >= every
         return late and not self.writing and time.monotonic() >= self._retry_at
 
+    @property
+    def owed(self) -> bool:
+        """Whether committed steps are in no checkpoint: a restarted learner would train them again."""
+        return self._worker.checkpoint_writer.wanted and bool(self._consumed)
+
     def committed(self, record: StepRecord) -> None:
         """Note a step that was committed; the next checkpoint names its groups."""
         self._weights[record.step] = record.weights

@@ -61,7 +61,7 @@ class Coordinator:
             await self._train(publication, started)
             await RunEnd(context, worker, publication).run()
         except LearnerStoppingError:
-            log.info("stopping: the rollout step in progress is left to the next learner")
+            log.info("stopping: the steps that are not committed are left to the next learner")
         finally:
             await publisher.close()
             if started:

@@ -55,13 +55,13 @@ class TrainingLoop:
         self._waited_s = 0.0
 
     async def run(self) -> None:
-        """Train every batch of the stream.
+        """Train every batch of the stream. When a rank is asked to stop, write the checkpoint that is owed, and end.
 
         Raises LearnerStoppingError, StateLostError, NonFiniteGradientError, and the errors of the History.
         """
         waits, patience_s = self._context.waits, self._recipe.limits.stall_timeout_s
         self._free_at = time.monotonic()
-        while not self._done and not self._context.stopping.is_set():
+        while not self._done and not self._worker.stopping:
             self._publication.check()
             step = self._publication.policy.step + 1
             waits.pending("batches", f"the batch of rollout step {step}", patience_s, idle=True)
@@ -77,6 +77,21 @@ class TrainingLoop:
                 self._free_at = time.monotonic()
             if self._publication.record and self._schedule.overdue:
                 await self._save(self._publication.record)
+        if not self._done:
+            await self._save_last()
+            raise LearnerStoppingError
+
+    async def _save_last(self) -> None:
+        """Before the learner stops, write the checkpoint of the last committed step, so that none is trained again.
+
+        The host ends this process when its time is over; what is written of a checkpoint by then is deleted later.
+        """
+        record = self._publication.record
+        await idle_during(self._worker, self._schedule.settle())
+        if record and self._schedule.owed and self._worker.between_steps:
+            log.info("stopping: a checkpoint of step %d is written first", record.step)
+            await self._save(record)
+            await idle_during(self._worker, self._schedule.settle())
 
     async def _check_redis(self) -> None:
         """Raise StateLostError if Redis lost a committed step."""
@@ -117,6 +132,7 @@ class TrainingLoop:
             await self._worker.send(Command(do="train", batch=batch, fence=fence, version=version, learning_rate=rate))
             trained = await self._worker.training.train(batch, fence, version, learning_rate=rate)
         if trained is None:
+            await self._save_last()
             raise LearnerStoppingError
         if trained.damaged:
             DAMAGED_PAYLOADS.labels(run=self._context.record.id, service="learner").inc(len(trained.damaged))

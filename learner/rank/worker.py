@@ -41,6 +41,7 @@ class RankWorker:
     def __init__(self, context: Context, rank: int, world: int, master: tuple[str, int]) -> None:
         self._context = context
         self._master = master
+        self._other_stops = False
         self._rank = RankContext(context, rank, world)
         self.archive = self._rank.archive
         self.checkpoints = self._rank.checkpoints
@@ -96,15 +97,38 @@ class RankWorker:
         """The Hugging Face model in training."""
         return self._rank.trainer.causal_lm
 
+    @property
+    def stopping(self) -> bool:
+        """Whether this rank is asked to stop, or another one was when rank 0 last sent `idle`."""
+        return self._other_stops or self._context.stopping.is_set()
+
+    @property
+    def between_steps(self) -> bool:
+        """Whether the state is that of the last rollout step, so that it can be saved."""
+        return self._rank.trainer.between_steps
+
     async def send(self, command: Command) -> None:
-        """Send a command to the other ranks, from rank 0. Collective with their `receive`."""
+        """Send a command to the other ranks, from rank 0. Collective with their `receive`.
+
+        With `idle` each rank tells the others whether it is asked to stop: a node may be taken away from one alone.
+        """
         if self._rank.world > 1:
             message = command.model_dump_json().encode()
             await self._rank.in_order(lambda: self._rank.ranks.broadcast_bytes(message))
+            await self._exchange_stops(command)
 
     async def receive(self) -> Command:
         """The next command of rank 0, on every other rank. Raises RuntimeError if rank 0 is gone."""
-        return Command.model_validate_json(await self._rank.in_order(lambda: self._rank.ranks.broadcast_bytes(None)))
+        message = await self._rank.in_order(lambda: self._rank.ranks.broadcast_bytes(None))
+        command = Command.model_validate_json(message)
+        await self._exchange_stops(command)
+        return command
+
+    async def _exchange_stops(self, command: Command) -> None:
+        if command.do == "idle":
+            flag = torch.tensor(int(self._context.stopping.is_set()))
+            count = await self._rank.in_order(lambda: self._rank.ranks.all_reduce(flag))
+            self._other_stops = bool(count)
 
     async def snapshot(self) -> Snapshot | None:
         """Copy the policy. Collective; only rank 0 keeps the copy, which is UNPUBLISHED."""

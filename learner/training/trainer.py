@@ -45,6 +45,10 @@ MISMATCH = ("mismatch_kl", "importance", "importance_squared")
 """The sums that measure the distance between the policy and the one that sampled."""
 
 
+FINISH_S = 4.0
+"""How long a rollout step may still take once the learner is asked to stop, if an optimizer step was taken already."""
+
+
 class InterruptedTrainingError(RuntimeError):
     """Training stopped because interrupt() was called on a rank.
 
@@ -71,6 +75,9 @@ class Trainer:
         self.non_finite_in_a_row = 0
         """Consecutive optimizer steps with a non-finite gradient, across rollout steps. Counted up to the limit."""
         self._interrupted = threading.Event()
+        self._finish_by = 0.0
+        self.between_steps = True
+        """Whether the state is that of the last rollout step: no optimizer step of a later one has changed it."""
         self._comparison = EngineComparison(())
         prepare_environment()
         torch.set_num_threads(recipe.learner.threads)
@@ -158,6 +165,7 @@ class Trainer:
         # Before the first optimizer step, because the proximal policy is the one at the start of the rollout step.
         work, anchors = self._start.anchors(work)
         steps = [self._optimizer_step(*parts) for parts in zip(work, anchors, strict=True)]
+        self.between_steps = True
         self._rollout_steps += 1
         self._count_non_finite(steps)
         self._comparison.reduce(self._ranks.all_reduce)
@@ -171,11 +179,16 @@ class Trainer:
                 break
 
     def interrupt(self) -> None:
-        """Make a running train() raise InterruptedTrainingError before its next micro-batch, on all ranks."""
+        """Make a running train() raise InterruptedTrainingError before its next micro-batch, on all ranks.
+
+        Once an optimizer step was taken, only after FINISH_S seconds: a rollout step that ends by then can be saved.
+        """
+        self._finish_by = time.monotonic() + FINISH_S
         self._interrupted.set()
 
     def _check_interrupted(self) -> None:
-        if any(self._most([int(self._interrupted.is_set())])):
+        now = self.between_steps or time.monotonic() >= self._finish_by
+        if any(self._most([int(self._interrupted.is_set() and now)])):
             raise InterruptedTrainingError("training was interrupted")
 
     def _set_learning_rate(self, wanted: float | None) -> float:
@@ -219,6 +232,7 @@ class Trainer:
             histograms += found.histograms
             # DeepSpeed averages gradients over ranks, but the loss is already a part of the global sum.
             self._engine.backward(found.loss * self._ranks.world, scale_wrt_gas=False)
+        self.between_steps = False
         norm, applied = self._apply()
         return OptimizerStep(self._ranks.all_reduce(sums), self._ranks.all_reduce(histograms), norm, applied)
 

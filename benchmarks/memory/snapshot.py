@@ -1,7 +1,7 @@
 """Owns the benchmark of a large policy's snapshot: how long rank 0's event loop stands still while it is published.
 
 Must not train. The policy's layers are views of one tensor, so that only the snapshot takes memory. Run it as
-`python -m benchmarks.snapshot --gb 20`; it needs that much free memory, and about a second per GB.
+`python -m benchmarks.memory.snapshot --gb 20`; it needs that much free memory, and about a second per GB.
 """
 
 from __future__ import annotations
