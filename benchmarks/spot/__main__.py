@@ -220,7 +220,7 @@ def main() -> None:
         folder = Path(place)
         write_model(folder / "model", given.tokens + 128)
         with start_server(folder, "--appendfsync", "everysec") as server:
-            asyncio.run(run(given, folder, server.url))
+            asyncio.run(run(given, folder, f"redis://127.0.0.1:{server.port}/0"))
 
 
 if __name__ == "__main__":

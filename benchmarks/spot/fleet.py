@@ -68,16 +68,18 @@ class Fleet:
             new_count(count)
             command = [sys.executable, "-m", "benchmarks.spot.replica", "--run", self.run, "--redis", self.redis_url]
             with (self.folder / f"{name}.log").open("wb") as output:
-                process = subprocess.Popen([*command, "--count", str(count)], stdout=output, stderr=output)
+                roots = {"PENSTOCK_ROOTS": str(self.folder.parent)}  # of the model
+                process = subprocess.Popen(
+                    [*command, "--count", str(count)], stdout=output, stderr=output, env=os.environ | roots
+                )
             self.members.append(Member(process, count))
 
     def ready(self) -> list[Member]:
         """The replicas that work, the one first that has been ready for longest. Raises RuntimeError for a dead one."""
         for member in self.members:
             if member.ended_at is None and member.process.poll() is not None:
-                raise RuntimeError(
-                    f"a replica ended by itself, with status {member.process.returncode}; see {self.folder}"
-                )
+                last = member.count.with_suffix(".log").read_text(errors="replace").splitlines()[-5:]
+                raise RuntimeError(f"a replica ended by itself: status {member.process.returncode}: {last}")
         working = [member for member in self.members if member.ended_at is None and member.ready_at]
         return sorted(working, key=lambda member: member.ready_at)
 

@@ -25,7 +25,7 @@ _COUNT = struct.Struct("<Qdd")
 
 
 class Count(NamedTuple):
-    """The tokens that a replica has drawn, since when it was ready, and when it last drew (monotonic clock; 0.0: not)."""
+    """The tokens that a replica has drawn; since when it is ready, and when it last drew (monotonic; 0.0: never)."""
 
     drawn: int
     ready_at: float

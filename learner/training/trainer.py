@@ -57,7 +57,13 @@ class InterruptedTrainingError(RuntimeError):
 
 
 class Trainer:
-    """The policy in training. Every method is collective: all ranks call it, each from a single thread."""
+    """The policy in training. Every method is collective: all ranks call it, each from a single thread.
+
+    `between_steps`: whether the state is that of the last rollout step, unchanged by any optimizer step of a later one.
+    """
+
+    between_steps = True
+    _finish_by = 0.0
 
     def __init__(self, folder: Path, recipe: Recipe, ranks: Ranks, *, short_cut: bool = True) -> None:
         """Load the policy and create its engine, and with a KL coefficient also a frozen copy as the reference.
@@ -75,9 +81,6 @@ class Trainer:
         self.non_finite_in_a_row = 0
         """Consecutive optimizer steps with a non-finite gradient, across rollout steps. Counted up to the limit."""
         self._interrupted = threading.Event()
-        self._finish_by = 0.0
-        self.between_steps = True
-        """Whether the state is that of the last rollout step: no optimizer step of a later one has changed it."""
         self._comparison = EngineComparison(())
         prepare_environment()
         torch.set_num_threads(recipe.learner.threads)

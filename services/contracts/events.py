@@ -67,7 +67,7 @@ PHASES: dict[str, tuple[str, ...]] = {
         "starvation-widen",
         "verdicts-unknown",
     ),
-    "rollout": ("rollout-joining",),
+    "rollout": ("partial-damaged", "rollout-joining"),
     "verifier": ("unconfined",),
     "learner": (
         "archive-differs",

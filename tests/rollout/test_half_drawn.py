@@ -132,7 +132,7 @@ async def disturb(found: Scene, dice: random.Random) -> None:
 
 @pytest.mark.parametrize("top_k", [None, 5])
 async def test_what_is_published_is_what_one_engine_draws(redis: Any, run_id: str, top_k: int | None) -> None:
-    """Whoever draws which part of it; every token has the version that its engine held."""
+    """However its parts are split; every token has the version that its engine held."""
     for seed in range(4):
         async with scene(redis, f"{run_id}-{seed}", max_staleness=7, top_k=top_k) as found:
             await disturb(found, random.Random(seed))
