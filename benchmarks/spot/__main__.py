@@ -36,7 +36,7 @@ from tests.harness.tiny_model import write_tiny_model
 
 SAMPLES, SEQUENCES, STOP = 4, 8, 3
 TARGETS = {"throughput": 0.9, "in vain": 0.02, "lost": 0}
-START_S, FINISH_S, POLL_S = 300.0, 300.0, 0.1
+START_S, FINISH_S, POLL_S = 900.0, 900.0, 0.1
 
 
 def write_model(folder: Path, longest: int) -> Path:

@@ -89,7 +89,8 @@ def footprint(recipe: Recipe) -> Footprint:
     A batch leaves once its step is archived and committed, while the groups that replace its own are in flight already.
     The sampler's snapshot of that step stays until the next one. Groups that have ended keep their payloads until they
     are in the archive of groups: of training groups, only `archive_backlog` more than may be in flight; of an
-    evaluation, all. Where the archive cannot be written, some wait without payloads.
+    evaluation, all. Where the archive cannot be written, some wait without payloads. What is kept of a half-drawn
+    response takes no more than its payload, which replaces it.
 
     The streams of groups in flight count twice. Right after the sampler trimmed them they hold the unacked messages, or
     `longest_streams` if that is more: at most the messages of all groups in flight, each of which may be the last in

@@ -21,7 +21,6 @@ import psutil
 import pytest
 import pytest_asyncio
 
-import rollout.service
 from rollout.prompts import ChatTokenizer
 from rollout.service import RolloutService
 from services.contracts import Cause, Lane, Release, Sample
@@ -165,16 +164,23 @@ def engine_processes(pid: int) -> list[psutil.Process]:
     return found
 
 
-async def test_a_stop_drains_and_leaves_nothing_behind(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rollout.service, "DRAIN_S", 45.0)  # the time that a group in flight may take on a busy machine
+async def test_a_stop_keeps_what_is_drawn_and_leaves_nothing_behind(fleet: Fleet) -> None:
+    """The task is returned, unless all of its responses ended within a moment."""
     engine = engine_processes(os.getpid())
     assert len(engine) == 1  # EngineCore, which is its own worker on one processor
     await fleet.transitions.dispatch(Lane.TRAIN, [task("last", tokens=200)], None)
     await until(fleet.all_delivered, 60)
     assert await asyncio.to_thread(fleet.service.stop, 90)
     assert fleet.service.error is None
-    assert len(await fleet.samples(Lane.TRAIN, "last", 4, deadline_s=60)) == 4
-    assert await fleet.all_acked()
+    keys, redis = fleet.context.keys, fleet.context.redis
+    published = {sample.index for sample in await fleet.all_samples(Lane.TRAIN) if sample.group == "last"}
+    kept = {
+        int(name.split(b":")[1]) for name in await redis.hkeys(keys.partials("last")) if name.startswith(b"tokens:")
+    }
+    assert published | kept <= {0, 1, 2, 3}
+    assert not published & kept
+    leases = await redis.xpending_range(keys.lane(Lane.TRAIN).tasks, "rollout", "-", "+", 10)
+    assert [lease["consumer"] for lease in leases] == ([b"returned"] if len(published) < 4 else [])
     assert await live_processes(fleet.context.redis, fleet.context.record.id) == [fleet.context.heartbeat.info]
     _, left = await asyncio.to_thread(psutil.wait_procs, engine, 60)
     assert not left

@@ -7,7 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from rollout.half_drawn import KEEP_TOKENS
 from services.contracts import Lane, Release, VersionSpan
+from services.settings import parse_recipe
 from services.streams.delivery.leases import return_lease
 from services.streams.delivery.nucleus import Nuclei
 from services.streams.delivery.partials import (
@@ -22,8 +24,10 @@ from services.streams.delivery.partials import (
     unpacked_piece,
 )
 from services.streams.keys import RunKeys
+from services.streams.memory_bound import SLACK, _Group
 from services.streams.state.rewind import ReopenedGroup, Rewind
 from tests.harness.each import each
+from tests.harness.small_run import recipe_document
 from tests.services.driven import STATE, DrivenRun, sample_of, task_of
 
 PROMPT = np.array([2, 4, 9], np.int32)
@@ -150,6 +154,8 @@ async def test_attempts_do_not_mix(run):
     assert await keep(run, lease, piece(0, 20, "c", version=3)) == [20]
     whole, _ = await read_partials(run.redis, run.keys, "g0", lease.entry, PROMPT)
     assert {span.version for span in whole[0].tokens.spans} == {3}
+    fields = {name.decode() for name in await run.redis.hkeys(run.keys.partials("g0"))}
+    assert {name for name in fields if name.startswith("0:")} == {"0:0"}, "what is over leaves"
     assert len(whole[1].tokens) == 30
     # Redis lost what an attempt began with.
     await run.redis.unlink(run.keys.partials("g0"))
@@ -223,6 +229,17 @@ async def test_a_reopened_group_starts_with_nothing(run, redis, keys):
     assert await kept(run, delivery.lease.entry) == {}
     assert await keep(run, delivery.lease, piece(0, 4, "b", index=1)) == [4]
     assert await kept(run, delivery.lease.entry) == {1: 4}
+
+
+async def test_what_is_kept_is_smaller_than_the_bound_on_payloads(run, redis, keys):
+    """In the smallest pieces, of responses without nuclei, which have the least room."""
+    lease, tokens = (await run.dispatched("g0", G)).lease, 512
+    for start in range(0, tokens, KEEP_TOKENS):
+        pieces = [piece(start, start + KEEP_TOKENS, index=index) for index in range(G)]
+        assert await keep(run, lease, *pieces) == [start + KEEP_TOKENS] * G
+    document = recipe_document("/none", rollout={"max_new_tokens": tokens}, model={"max_model_len": 4096})
+    group = _Group(parse_recipe(document), G, tokens)
+    assert await redis.memory_usage(keys.partials("g0")) < SLACK * group.payloads
 
 
 async def deliveries(run, lease):
