@@ -11,11 +11,14 @@ from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from services.contracts import Cause, Fence, Lane, Release, Task
+import numpy as np
+
+from services.contracts import Cause, Fence, Lane, Release, Task, VersionSpan
 from services.streams.connection.functions import FencedError, call_for_each
 from services.streams.connection.functions import call as append
 from services.streams.delivery.consumer import Delivery, trim
 from services.streams.delivery.leases import Lease, renew_lease
+from services.streams.delivery.partials import DrawnTokens, Partial, Piece, keep_partials
 from services.streams.keys import RunKeys
 from services.streams.state.events import EventLog
 from services.streams.state.group_state import (
@@ -58,6 +61,7 @@ from tests.services.streams.queue_view import READERS, View
 
 RUN = "model"
 G = 2
+DRAWN = DrawnTokens(np.array([5], np.int32), np.array([-0.5], np.float32), (VersionSpan(version=1, start=0, end=1),))
 """Samples of a group; a screen draws one of them."""
 NAMES = ("a", "b")
 """Consumers of each kind."""
@@ -137,6 +141,7 @@ class Actors:
             tasks_key=self.run.streams.tasks,
             counters_key=self.run.streams.counters,
             in_flight_key=self.run.streams.tokens_in_flight,
+            partials_key=self.keys.partials("absent"),
             payload_keys=[self.keys.payload("absent", 0)],
             consumer_group="rollout",
             group="absent",
@@ -245,6 +250,20 @@ class Actors:
         self.met("a sample under a lease of an abandoned history", state == "pending", leased == "abandoned")
         self.met("a sample of a group that has ended", state in ENDED)
         return None
+
+    def keep(self, held: Held, index: int) -> None:
+        """A replica keeps what it has drawn of a sample so far, in a new attempt."""
+        entry, self._nonce = held.entry, self._nonce + 1
+        again, state, leased = entry.deliveries > 1, self.model.groups[entry.group].state, entry.state
+        pieces = [Piece(index, str(self._nonce), 0, 0, Partial(DRAWN, 1.0))]
+        call = keep_partials(
+            self.run.redis, self.keys, held.delivery.lease, entry.group, pieces, BODY.prompt_ids, MAX_DELIVERIES
+        )
+        kept = self.model.keep(entry, held.name, index)
+        assert self.do(call) == [len(DRAWN) if kept else 0]
+        self.met("a delivery that is not counted", kept, again)
+        self.met("a partial of a group that has ended", state in ENDED)
+        self.met("a partial under a lease of an abandoned history", state == "pending", leased == "abandoned")
 
     def draw(self, held: Held) -> None:
         """All that a replica does with a task."""

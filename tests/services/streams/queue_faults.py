@@ -36,6 +36,11 @@ FAULTS = {
         "publish_samples", "sample_list[at]", "sample_list[1]"
     ),
     "samples published together count as one": Fault("publish_samples", "#announced / 2", "1"),
+    "what is kept of a sample outlives its publication": Fault(
+        "publish_samples", "forget_pieces(partials_key, published_now)", ""
+    ),
+    "what is kept of a group outlives its release": Fault("release", "redis.call('UNLINK', partials_key)", ""),
+    "a late replica keeps its pieces": Fault("keep_partials", "or lease[1][2] ~= consumer then", "then"),
     "a second verdict is announced": Fault(
         "publish_verdicts", "or redis.call('HEXISTS', group_key, 'judged:' .. index) == 1 then", "then"
     ),

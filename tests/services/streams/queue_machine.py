@@ -30,6 +30,7 @@ ACTIONS = (
     "deliver",
     "work",
     "publish_twice",
+    "keep",
     "draw",
     "record",
     "decide_again",
@@ -161,7 +162,7 @@ class QueueMachine(RuleBasedStateMachine):
     def act(self, data: Any, held: Held) -> None:
         """A consumer processes a delivery that it holds, even if the lease lapsed meanwhile."""
         if held.stream == TASKS:
-            self.acts.publish(held, pick(data, range(held.entry.wanted)))
+            pick(data, (self.acts.publish, self.acts.keep))(held, pick(data, range(held.entry.wanted)))
         elif held.stream == SAMPLES:
             self.acts.judge(held)
         else:
@@ -179,6 +180,11 @@ class QueueMachine(RuleBasedStateMachine):
             index = pick(data, range(delivery.entry.wanted))
             self.acts.publish(delivery, index)
             self.acts.publish(delivery, index)
+
+    def keep(self, data: Any) -> None:
+        if held := self.some_held(TASKS, pick(data, (True, True, False))):
+            delivery = pick(data, held)
+            self.acts.keep(delivery, pick(data, range(delivery.entry.wanted)))
 
     def draw(self, data: Any) -> None:
         if held := self.some_held(TASKS, pick(data, (True, False))):

@@ -31,6 +31,7 @@ class Entry:
     owner: str = ""
     deliveries: int = 0
     lapsed: bool = False
+    forgiven: int = 0
 
 
 @dataclass
@@ -165,6 +166,17 @@ class Model:
     def missing(self, entry: Entry) -> list[int]:
         group = self.groups[entry.group]
         return [n for n in range(entry.wanted) if n not in group.payloads] if group.state == "pending" else []
+
+    def keep(self, entry: Entry, owner: str, index: int) -> bool:
+        """A replica keeps what it has of a sample. A delivery with which more was kept is not counted."""
+        group = self.groups[entry.group]
+        mine = entry.state == "leased" and entry.owner == owner
+        if group.gone or group.state != "pending" or not mine or index in group.payloads:
+            return False
+        if entry.deliveries > 1:
+            entry.forgiven += entry.deliveries - 1
+            entry.deliveries, entry.lapsed = 1, False
+        return True
 
     def publish(self, entry: Entry, nonces: Mapping[int, float]) -> list[bool]:
         """Whether each sample is fresh. `nonces`: by index."""

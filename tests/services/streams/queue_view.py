@@ -78,15 +78,22 @@ class View:
     def _look_at(self, names: list[str]) -> None:
         groups = [name.removeprefix("group:") for name in names if name.startswith("group:")]
         payloads = [name.removeprefix("payload:") for name in names if name.startswith("payload:")]
+        partials = [name.removeprefix("partials:") for name in names if name.startswith("partials:")]
         pipe = self._redis.pipeline(transaction=True)
         for name in groups:
             pipe.hgetall(f"{self._prefix}group:{name}")
         for name in payloads:
             pipe.hget(f"{self._prefix}payload:{name}", "text")
+        for name in partials:
+            pipe.hkeys(f"{self._prefix}partials:{name}")
         reply = pipe.execute()
+        self.partials = {
+            name: {int(field[7:]) for field in fields if field.startswith(b"tokens:")}
+            for name, fields in zip(partials, reply[len(groups) + len(payloads) :], strict=True)
+        }
         hashes = [{k.decode(): v.decode() for k, v in fields.items()} for fields in reply[: len(groups)]]
         self.groups = dict(zip(groups, hashes, strict=True))
-        texts = [float(text) for text in reply[len(groups) :]]
+        texts = [float(text) for text in reply[len(groups) : len(groups) + len(payloads)]]
         keyed = [(group, int(index)) for group, _, index in (name.rpartition(":") for name in payloads)]
         self.payloads = dict(zip(keyed, texts, strict=True))
 
@@ -109,6 +116,12 @@ class View:
         self.a_group_is_trained_once(model)
         self.the_history_is_as_committed(model)
         self.every_pending_group_can_finish(model)
+        self.only_half_drawn_responses_are_kept(model)
+
+    def only_half_drawn_responses_are_kept(self, model: Model) -> None:
+        for name, indices in self.partials.items():
+            assert self.groups[name]["state"] == "pending", f"{name}: what was kept outlives its group"
+            assert not indices & set(model.groups[name].payloads), f"{name}: a published sample is kept too"
 
     def counters_reconcile(self, model: Model) -> None:
         ended = {name: self.counters.get(name, 0) for name in ENDED}

@@ -48,7 +48,8 @@ SITUATIONS = """
     a renewal in an abandoned history; a sample of a group that has ended;
     a sample under a lease that was taken over; a sample under a lease of an abandoned history; a second sample;
     several samples at once; several verdicts at once; several verdicts recorded at once;
-    a second verdict; a decision again;
+    a second verdict; a decision again; a delivery that is not counted; a partial of a group that has ended;
+    a partial under a lease of an abandoned history;
     a step committed; a step committed again after a rewind; a step not committed twice;
     a verdict for a group that has ended; a verdict for a group that is kept or batched;
     a verdict of an abandoned history; a verdict on a sample of a group that has ended; announce by a previous owner;
@@ -76,6 +77,7 @@ QUICK = {
     "a group is dispatched twice",
     "a late renewal steals the lease",
     "a message is dropped without a dead letter",
+    "a late replica keeps its pieces",
     "a recorded verdict is not acked",
     "a rewind leaves verdicts",
     "a task is never acked",
