@@ -15,11 +15,9 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from redis.exceptions import RedisError
-
 from rollout.engine import RolloutEngine
 from rollout.nuclei import WideNucleusError
-from services.streams.delivery.partials import Partial, Piece, joined_tokens, tokens_from
+from services.streams.delivery.partials import NotKeptError, Partial, Piece, joined_tokens, tokens_from
 
 log = logging.getLogger(__name__)
 
@@ -95,7 +93,7 @@ class WatchedTask:
             return
         try:
             kept = await self._keep_pieces(pieces)
-        except (RedisError, OSError) as error:
+        except NotKeptError as error:
             log.warning("%d half-drawn responses are not kept for now: %s", len(pieces), error)
             return
         for half, tokens in zip(halves, kept, strict=True):

@@ -104,7 +104,7 @@ class LeasedTask:
         )
 
     async def keep(self, prompt_ids: NDArray[np.int32], pieces: list[Piece]) -> list[int]:
-        """Keep pieces of half-drawn responses; how many tokens of each sample are kept now. Raises RedisFullError."""
+        """Keep pieces of half-drawn responses; how many tokens of each sample are kept now. Raises NotKeptError."""
         context, most = self.context, self.context.record.recipe.limits.max_deliveries
         return await keep_partials(
             context.redis, context.keys, self.delivery.lease, self.message.group, pieces, prompt_ids, most

@@ -241,10 +241,10 @@ async def test_what_must_not_be_gone_on_from_is_dropped(redis: Any, run_id: str,
 async def test_a_full_redis_delays_no_response(
     redis: Any, run_id: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def full(*_: Any) -> list[int]:
+    async def full(*_: Any, **__: Any) -> list[int]:
         raise RedisFullError("Redis is at its maxmemory")
 
-    monkeypatch.setattr(rollout.tasks, "keep_partials", full)
+    monkeypatch.setattr("services.streams.delivery.partials.call_for_each", full)
     async with scene(redis, run_id) as found:
         worker, task = await found.start()
         keeping = asyncio.create_task(worker.keep())

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from redis.exceptions import RedisError
 
 from services.contracts import VersionSpan
 from services.streams.connection.client import Redis
@@ -33,6 +34,10 @@ NO_NUCLEI = 2**32 - 1
 _CRC = struct.Struct("<I")
 _HEADER = struct.Struct("<dIII")
 """When the response was started (Unix seconds), and how many tokens, spans and nucleus ids follow."""
+
+
+class NotKeptError(RuntimeError):
+    """Redis is full or away; the text says why. Nothing depends on what was not kept."""
 
 
 @dataclass(frozen=True)
@@ -200,26 +205,29 @@ async def keep_partials(
     """Keep pieces of a group's responses, under the lease on its task. Returns how many tokens of each are kept now.
 
     0: the sample was published, or the lease was lost. A piece that does not start where those of its attempt end
-    is not kept. Raises RedisFullError.
+    is not kept. Raises NotKeptError.
     """
-    return await call_for_each(
-        redis,
-        "keep_partials",
-        group_key=keys.group(group),
-        partials_key=keys.partials(group),
-        tasks_key=lease.stream,
-        consumer_group=lease.consumer_group,
-        consumer=lease.consumer,
-        task_entry=lease.entry,
-        kept_s=KEPT_S,
-        most_forgiven=FORGIVEN * max_deliveries,
-        index_list=[piece.index for piece in pieces],
-        attempt_list=[piece.attempt for piece in pieces],
-        base_list=[piece.base for piece in pieces],
-        start_list=[piece.start for piece in pieces],
-        end_list=[piece.end for piece in pieces],
-        piece_list=[packed_piece(piece.partial, prompt_ids) for piece in pieces],
-    )
+    try:
+        return await call_for_each(
+            redis,
+            "keep_partials",
+            group_key=keys.group(group),
+            partials_key=keys.partials(group),
+            tasks_key=lease.stream,
+            consumer_group=lease.consumer_group,
+            consumer=lease.consumer,
+            task_entry=lease.entry,
+            kept_s=KEPT_S,
+            most_forgiven=FORGIVEN * max_deliveries,
+            index_list=[piece.index for piece in pieces],
+            attempt_list=[piece.attempt for piece in pieces],
+            base_list=[piece.base for piece in pieces],
+            start_list=[piece.start for piece in pieces],
+            end_list=[piece.end for piece in pieces],
+            piece_list=[packed_piece(piece.partial, prompt_ids) for piece in pieces],
+        )
+    except (RedisError, OSError) as error:
+        raise NotKeptError(str(error)) from error
 
 
 async def read_partials(
