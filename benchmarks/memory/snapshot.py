@@ -37,7 +37,7 @@ from services.streams.state.policy_history import History
 from services.streams.state.runs import RunRecords
 from services.waits import Waits
 
-RECIPE = load_recipe(Path(__file__).parents[1] / "deploy/recipes/qwen2.5-32b-dapo.yaml")
+RECIPE = load_recipe(Path(__file__).parents[2] / "deploy/recipes/qwen2.5-32b-dapo.yaml")
 GB = 10**9
 ROWS, COLUMNS = 27_648, 5_120
 """The largest matrix of a layer of that recipe's model."""
