@@ -6,6 +6,7 @@ Must not be used outside tests and benchmarks. The code around it (rollout.gener
 from __future__ import annotations
 
 import asyncio
+import time
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 from rollout.engine import Generation
 from rollout.staging import StagingProgress
 from services.contracts import Prompt, Sampling, VersionSpan, WeightPlan
+from services.streams.delivery.partials import DrawnTokens, spans_within, tokens_from
 
 RIGHT, WRONG = 1, 0
 """The first token of a response that the workload's pattern accepts, and of one that it does not."""
@@ -48,21 +50,43 @@ class StubEngine:
 
     def __init__(self, answers: Answers) -> None:
         self._answers = answers
-        self._version = 0
+        self.version = 0
+        self._running: dict[str, tuple[float, DrawnTokens]] = {}
         self._staged = ""
         self._logprobs = np.full(answers.response_tokens, -0.5, np.float32)
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, request_id: str, seed: int | None = None
     ) -> Generation:
-        """A response of the version held now; the request's name says which sample it is."""
+        """A response of the version held now, after the tokens that are in the prompt already.
+
+        The request's name says which sample it is.
+        """
         group, index = request_id.split("/")[:2]
-        if self._answers.delay_s:
-            await asyncio.sleep(self._answers.delay_s)
         tokens = np.full(self._answers.response_tokens, WRONG, np.int32)
         tokens[0] = RIGHT if self._answers.right(group, int(index)) else WRONG
-        spans = (VersionSpan(version=self._version, start=0, end=len(tokens)),)
-        return Generation(tokens, self._logprobs, spans, "stop")
+        spans = (VersionSpan(version=self.version, start=0, end=len(tokens)),)
+        kept = max(0, len(prompt_ids) - self._answers.prompt_tokens)
+        rest = tokens_from(DrawnTokens(tokens, self._logprobs, spans), kept)
+        if self._answers.delay_s:
+            self._running[request_id] = time.monotonic(), rest
+            try:
+                await asyncio.sleep(self._answers.delay_s * len(rest) / len(tokens))
+            finally:
+                del self._running[request_id]
+        return Generation(rest.response_ids, rest.behaviour_logprobs, rest.spans, "stop")
+
+    def drawn(self, request_id: str, start: int) -> DrawnTokens | None:
+        """The tokens of a running request that a steady engine would have by now; never the last one."""
+        began, rest = self._running.get(request_id, (0.0, None))
+        if rest is None:
+            return None
+        per_token_s = self._answers.delay_s / self._answers.response_tokens
+        end = min(len(rest) - 1, int((time.monotonic() - began) / per_token_s))
+        if end <= start:
+            return None
+        spans = spans_within(rest.spans, start, end)
+        return DrawnTokens(rest.response_ids[start:end], rest.behaviour_logprobs[start:end], spans)
 
     async def call_workers(self, method: str, *args: Any, deadline_s: float = 0.0) -> list[Any]:
         """The worker's side of a weight sync, without weights."""
@@ -74,11 +98,11 @@ class StubEngine:
         """Hold the version that was staged."""
         staged = WeightPlan.model_validate_json(self._staged).version
         assert staged == version, f"version {version} is to be applied, but {staged} was staged"
-        self._version = version
+        self.version = version
 
     async def declare(self, version: int) -> None:
         """Hold `version` without a sync."""
-        self._version = version
+        self.version = version
 
     def check(self) -> None:
         """A stub never dies by itself."""
@@ -86,6 +110,8 @@ class StubEngine:
 
 class StubTokenizer:
     """Stands in for rollout.prompts.ChatTokenizer."""
+
+    stop_ids = ()
 
     def __init__(self, answers: Answers) -> None:
         self._prompt = np.arange(answers.prompt_tokens, dtype=np.int32)
