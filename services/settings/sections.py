@@ -138,8 +138,8 @@ class LearnerSettings(Section):
     Every rollout step's batch is archived, and a checkpoint is written every `checkpoint_every` rollout steps. The last
     `checkpoints_kept` are kept together with the batches after them: a restarted learner resumes there, and
     `penstock replay` starts there. At least two are kept, because the newest may be damaged.
-    A learner that is asked to stop writes one too. With `checkpoint_every` 0 none is written: a restarted learner trains
-    every archived batch again.
+    A learner that is asked to stop writes one too. With `checkpoint_every` 0 none is written: a restarted learner
+    trains every archived batch again.
     `max_non_finite_steps` optimizer steps in a row without a finite gradient fail the run.
     `gpus`: per rank, 0 (on CPU) or 1; a single rank may have a share below 1.
     `offload_optimizer` keeps master weights and Adam's moments in the host's memory and updates them there;
