@@ -20,7 +20,7 @@ NEAR = 0.7
 
 async def compare_plan(redis: Redis, records: RunRecords, run: str, recipe: Recipe) -> list[str]:
     """What to tell of a run's plan; nothing if Redis has no limit. Raises RecipeError for a plan above the limit."""
-    used, limit = await memory_use(redis)
+    used, limit, _ = await memory_use(redis)
     if not limit:
         return []
     recipe = recipe.at_most
@@ -58,7 +58,7 @@ async def compare_loaded(redis: Redis, recipe: Recipe, train: int | None, sets: 
 
     `train`, `sets`: how many training prompts were loaded, and how many of each of evaluation.sets.
     """
-    _, limit = await memory_use(redis)
+    limit = (await memory_use(redis)).limit
     if limit and footprint(recipe).unsized:
         whole = with_prompts(recipe.at_most, train, sets)
         _refuse_above(whole, footprint(whole), limit)

@@ -6,9 +6,10 @@ Must not leave a mount behind.
 from __future__ import annotations
 
 import logging
+import os
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,6 +19,7 @@ log = logging.getLogger(__name__)
 MIB = 96
 """Room for a dozen checkpoints of the tiny model, master weights and Adam's moments."""
 COMMAND_S = 20
+BLOCK = b"x" * 4096
 
 
 class MountError(RuntimeError):
@@ -69,3 +71,12 @@ def own_disk(folder: Path) -> Iterator[None]:
     finally:
         _unmount(folder)
         log.info("%s is unmounted", folder)
+
+
+def fill(folder: Path, left_kib: int) -> Path:
+    """Another program's file on the disk at `folder`, beside which at most so many KiB are left."""
+    path, disk = folder / "filler", os.statvfs(folder)
+    with path.open("wb", buffering=0) as file, suppress(OSError):  # what others write meanwhile is no longer free
+        for _ in range(disk.f_bavail * disk.f_frsize // len(BLOCK) - left_kib * 1024 // len(BLOCK)):
+            file.write(BLOCK)
+    return path

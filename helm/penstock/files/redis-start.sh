@@ -1,19 +1,31 @@
 #!/bin/sh
-# Owns the start of the release's Redis: `sh start.sh` becomes the server, in the official image of Redis or Valkey.
+# Owns the release's Redis: `sh start.sh` becomes the server, in the official image of Redis or Valkey, with a watch.
 # Must not print a password, nor pass one to a process in arguments or variables.
 #
-#   sh start.sh        start: users from the mounted Secret, the append-only file in /data, TLS if it is mounted
-#   sh start.sh ping   readiness: the server accepts commands (a server that is loading its file does not)
-#   sh start.sh alive  liveness: the server returns any answer, for example that it is loading
+#   sh start.sh          start: users from the mounted Secret, the append-only file in /data, TLS if it is mounted
+#   sh start.sh ping     readiness: the server accepts commands (a server that is loading its file does not)
+#   sh start.sh alive    liveness: the server returns any answer, for example that it is loading
+#   sh start.sh backup   writes all data of this moment to standard output, as an RDB file
+#   sh start.sh restore  replaces all data by the RDB file on standard input, and ends the server, which starts with it
+#
+# The watch is a child of the server, so that the server has the container's signals. Once a second it compares the free
+# space of the volume with three limits, because a server whose append-only file cannot be written ends at once:
+#   open   all writes
+#   short  writes that need much space are refused, as at maxmemory: work in flight drains, the file is rewritten
+#   full   all writes are refused: the server lives, and clients wait
+# It also gives the server the users again when a password in the mounted Secret changes.
 #
 # Needs: a writable /data and /tmp; REDIS_MAXMEMORY (900mb); the files penstock-password and ray-password.
-# Optional: REDIS_RAY_NAMESPACE, Ray's external storage namespace, which restricts user ray; REDIS_PORT (6379).
+# Optional: penstock-password-other and ray-password-other, which are accepted too; REDIS_RAY_NAMESPACE, Ray's external
+# storage namespace, which restricts user ray; REDIS_PORT (6379).
 set -eu
 
 secret=${REDIS_SECRET:-/etc/penstock/redis-secret}
 tls=${REDIS_TLS:-/etc/penstock/redis-tls}
 data=${REDIS_DATA:-/data}
 users=${REDIS_USERS:-/tmp/users.acl}
+keeper=$users.keeper
+reserve=$data/reserve
 port=${REDIS_PORT:-6379}
 
 # What Penstock needs: keys under penstock: and nothing else. docs/operations/redis.md contains the same lines.
@@ -26,6 +38,8 @@ penstock_rule="resetchannels resetkeys ~penstock:* -@all \
 +xgroup|create +xgroup|delconsumer +xinfo|groups +xinfo|consumers"
 # What Ray's GCS needs, and the job that deletes a removed cluster's keys. It reads DUMMY to find a cluster's leader.
 ray_rule='-@all +ping +info +scan +hget +hset +hsetnx +hdel +hmget +hexists +hscan +incrby +del +unlink'
+# What this script needs.
+keeper_rule='-@all +ping +info +config|set +bgrewriteaof +acl|load +sync +psync +replconf +shutdown'
 
 refuse() {
   echo "redis: $1" >&2
@@ -51,21 +65,178 @@ hash_of() {
   printf %s "$password" | sha256sum | cut -d ' ' -f 1
 }
 
+# The hashes of a user's password, and of the other one that is accepted too, as in an ACL file. $1: the user.
+hashes_of() {
+  first=$(hash_of "$1-password") || return 1
+  hashes="#$first"
+  if [ -s "$secret/$1-password-other" ]; then
+    second=$(hash_of "$1-password-other") || return 1
+    hashes="$hashes #$second"
+  fi
+  echo "$hashes"
+}
+
 write_users() {
   case ${REDIS_RAY_NAMESPACE:-x} in
     *[!A-Za-z0-9_.-]*) refuse "REDIS_RAY_NAMESPACE: '$REDIS_RAY_NAMESPACE' is not valid: expected only A-Z a-z 0-9 _ . -" ;;
   esac
   if [ -n "${REDIS_RAY_NAMESPACE:-}" ]; then ray_keys="~RAY$REDIS_RAY_NAMESPACE@*"; else ray_keys='~RAY*'; fi
-  penstock_hash=$(hash_of penstock-password)
-  ray_hash=$(hash_of ray-password)
+  # Where the caller looks at the result, a shell does not end at an error by itself.
+  penstock_hashes=$(hashes_of penstock) || return 1
+  ray_hashes=$(hashes_of ray) || return 1
   umask 077
+  keeper_hash=$(sha256sum < "$keeper" | cut -d ' ' -f 1)
   {
-    echo "user default off"
-    echo "user penstock on #$penstock_hash $penstock_rule"
-    echo "user ray on #$ray_hash resetchannels resetkeys $ray_keys ~DUMMY $ray_rule"
+    # Nobody can log in as this user, but the server loads its append-only file as this user, and leaves out the
+    # transactions that it may not execute: without these permissions a restart would lose the writes of all functions.
+    echo "user default off ~* &* +@all"
+    echo "user penstock on $penstock_hashes $penstock_rule"
+    echo "user ray on $ray_hashes resetchannels resetkeys $ray_keys ~DUMMY $ray_rule"
     # For the probes: this user can only ping, so that probes need no password and survive a password change.
     echo "user probe on nopass resetchannels resetkeys -@all +ping"
-  } > "$users"
+    # For this script alone, with a new password at each start, which is readable only in the container.
+    echo "user keeper on #$keeper_hash resetchannels resetkeys $keeper_rule"
+  } > "$users.new"
+  mv "$users.new" "$users"
+}
+
+# redis-cli, connected to the server. $@: arguments.
+client() {
+  cli=$(program redis-cli valkey-cli)
+  # The connection stays in the container, and the certificate is for the Service's name.
+  if [ -e "$tls/tls.crt" ]; then set -- --tls --insecure "$@"; fi
+  "$cli" -h 127.0.0.1 -p "$port" "$@"
+}
+
+# The replies to commands of user keeper; its password goes through standard input. $@: one command each.
+ask() {
+  {
+    printf 'AUTH keeper '
+    cat "$keeper"
+    printf '\n'
+    printf '%s\n' "$@"
+  } | timeout 5 sh "$0" client 2>/dev/null | tail -n +2
+}
+
+# Total and available KiB of the volume.
+volume() {
+  df -P -k "$data" | awk 'END { print $2, $4 }'
+}
+
+# Sets total, free, and the limits in KiB. $1: the state before; sets state.
+look() {
+  state=$1
+  found=$(volume)
+  total=${found% *} free=${found#* }
+  short=$((total / 10))
+  if [ "$short" -gt 4194304 ]; then short=4194304; fi
+  full=$((short * 2 / 5)) again=$((short * 3 / 2)) kept=$((short / 5))
+  if [ "$free" -lt "$full" ]; then
+    state=full
+  elif [ "$free" -ge "$again" ]; then
+    state=open
+  elif [ "$state" = full ]; then
+    if [ "$free" -ge $((full * 3 / 2)) ]; then state=short; fi
+  elif [ "$free" -lt "$short" ]; then
+    state=short
+  fi
+}
+
+# The server's settings in a state. $2: what comes before each name. While space is short, only this script starts a rewriting: one that
+# does not fit would fill the volume.
+settings_of() {
+  case $1 in
+    open) set -- "$2" "$REDIS_MAXMEMORY" 0 100 ;;
+    short) set -- "$2" 1 0 0 ;;
+    full) set -- "$2" 1 1 0 ;;
+  esac
+  echo "$1maxmemory $2 $1min-replicas-to-write $3 $1auto-aof-rewrite-percentage $4"
+}
+
+report() {
+  case $state in
+    open) text='all writes are accepted' ;;
+    short) text="data that grow are refused until $((again / 1024)) MiB are free" ;;
+    full) text="all writes are refused until $((full * 3 / 2 / 1024)) MiB are free: enlarge the volume, or free space" ;;
+  esac
+  echo "redis: volume $state: $((free / 1024)) of $((total / 1024)) MiB of $data are free; $text" >&2
+}
+
+# Rewrite the append-only file if the new one fits beside it and is smaller: it is at most as large as the data.
+rewrite() {
+  facts=$(ask 'INFO memory' 'INFO persistence' | tr -d '\r')
+  used=$(printf '%s\n' "$facts" | sed -n 's/^used_memory://p')
+  written=$(printf '%s\n' "$facts" | sed -n 's/^aof_current_size://p')
+  running=$(printf '%s\n' "$facts" | sed -n 's/^aof_rewrite_in_progress://p')
+  if [ "${running:-1}" = 0 ] && [ "${used:-0}" -lt "${written:-0}" ] && [ $((used / 1024 + full)) -lt "$free" ]; then
+    echo "redis: rewriting the append-only file: it has $((written / 1048576)) MiB, the data $((used / 1048576))" >&2
+    ask BGREWRITEAOF > /dev/null
+  fi
+}
+
+# Keep space that the next start can free. Random bytes: a file system may compress zeros away.
+reserve_space() {
+  if [ ! -e "$reserve" ] && [ "$free" -ge $((again + kept)) ]; then
+    if head -c $((kept * 1024)) /dev/urandom > "$reserve.new"; then mv "$reserve.new" "$reserve"; fi
+    rm -f "$reserve.new"
+  fi
+}
+
+# The passwords of the mounted Secret, as one text that is compared.
+passwords() {
+  for name in penstock-password penstock-password-other ray-password ray-password-other; do
+    if [ -r "$secret/$name" ]; then sha256sum < "$secret/$name"; else echo none; fi
+  done
+}
+
+# Give the server the users again if the mounted Secret has changed.
+reload_users() {
+  now=$(passwords)
+  if [ "$now" = "$known" ]; then return; fi
+  if (write_users) && [ "$(ask 'ACL LOAD')" = OK ]; then
+    echo 'redis: the passwords of the mounted Secret have changed: they are accepted now' >&2
+    known=$now refused=''
+  elif [ "$now" != "$refused" ]; then
+    echo 'redis: the passwords of the mounted Secret have changed and cannot be used: the server keeps the earlier ones' >&2
+    refused=$now
+  fi
+}
+
+# Watch the volume and the Secret while the server lives, whose process this script's has become. $1: the state at the
+# start.
+watch() {
+  set +e
+  done_for=$1 ticks=0 known=$(passwords) refused=''
+  while sleep 1 && kill -0 $$ 2>/dev/null; do
+    ticks=$((ticks + 1))
+    before=$state
+    look "$state"
+    if [ "$state" != "$before" ]; then report; fi
+    if [ "$state" != "$done_for" ] && [ "$(ask "CONFIG SET $(settings_of "$state" '')")" = OK ]; then done_for=$state; fi
+    if [ "$state" = open ]; then
+      reserve_space
+    elif [ $((ticks % 10)) = 0 ]; then
+      rewrite
+    fi
+    reload_users
+  done
+}
+
+# Make the append-only file from a backup that `restore` has left.
+install_backup() {
+  if [ ! -e "$data/restore.rdb" ]; then return; fi
+  files=$data/appendonlydir
+  rm -rf "$files.new"
+  if [ -e "$files" ]; then
+    rm -rf "$files.replaced"
+    mv "$files" "$files.replaced"
+  fi
+  mkdir "$files.new"
+  ln "$data/restore.rdb" "$files.new/appendonly.aof.1.base.rdb"
+  echo 'file appendonly.aof.1.base.rdb seq 1 type b' > "$files.new/appendonly.aof.manifest"
+  mv "$files.new" "$files"
+  rm "$data/restore.rdb"
+  echo "redis: starting with the backup; what was there before is in $files.replaced" >&2
 }
 
 start() {
@@ -74,7 +245,19 @@ start() {
       refuse "REDIS_MAXMEMORY: '${REDIS_MAXMEMORY:-}' is not valid: expected a size such as 900mb, below the container's memory" ;;
   esac
   server=$(program redis-server valkey-server)
+  umask 077
+  head -c 32 /dev/urandom | sha256sum | cut -d ' ' -f 1 | tr -d '\n' > "$keeper"
   write_users
+  # What a server that was killed in a rewriting left behind.
+  rm -f "$data"/temp-*.aof "$data"/temp-*.rdb "$reserve.new" "$data/restore.rdb.new"
+  install_backup
+  look open
+  if [ "$state" != open ] && [ -e "$reserve" ]; then
+    rm "$reserve"
+    look "$state"
+    echo 'redis: the reserve on the volume was freed' >&2
+  fi
+  if [ "$state" != open ]; then report; fi
   if [ -e "$tls/tls.crt" ]; then
     [ -r "$tls/tls.key" ] || refuse "$tls/tls.key cannot be read: expected it beside tls.crt"
     set -- --port 0 --tls-port "$port" --tls-cert-file "$tls/tls.crt" --tls-key-file "$tls/tls.key" \
@@ -83,17 +266,37 @@ start() {
     set -- --port "$port"
   fi
   # Every pod of the release is a client, so that loopback is not enough; the users protect the server.
+  watch "$state" &
+  # shellcheck disable=SC2046 # names and values without spaces
   exec "$server" "$@" --protected-mode no --dir "$data" --aclfile "$users" --appendonly yes --appendfsync always \
-    --save '' --maxmemory "$REDIS_MAXMEMORY" --maxmemory-policy noeviction --daemonize no
+    --save '' --maxmemory-policy noeviction --daemonize no $(settings_of "$state" --)
 }
 
 # The server's answer to PING; empty without an answer.
 answer() {
-  cli=$(program redis-cli valkey-cli)
-  set -- -h 127.0.0.1 -p "$port" --user probe
-  # The probe sends nothing secret, and the certificate is for the Service's name.
-  if [ -e "$tls/tls.crt" ]; then set -- "$@" --tls --insecure; fi
-  REDISCLI_AUTH=none VALKEYCLI_AUTH=none timeout 5 "$cli" "$@" ping 2>/dev/null || true
+  REDISCLI_AUTH=none VALKEYCLI_AUTH=none timeout 5 sh "$0" client --user probe ping 2>/dev/null || true
+}
+
+# The server's data of one moment, as its replica would get them; nothing is written to the volume.
+backup() {
+  client --user keeper --askpass --rdb - < "$keeper"
+}
+
+restore() {
+  incoming=$data/restore.rdb.new
+  cat > "$incoming"
+  case $(head -c 6 "$incoming" | tr -d '\0') in
+    REDIS0 | VALKEY) ;;
+    *) rm "$incoming" && refuse 'restore: standard input is not valid: expected an RDB file, as backup writes it' ;;
+  esac
+  check=$(program redis-check-rdb valkey-check-rdb)
+  if ! "$check" "$incoming" > /dev/null; then
+    rm "$incoming"
+    refuse "restore: standard input is not valid: $check found it damaged or of a newer server"
+  fi
+  mv "$incoming" "$data/restore.rdb"
+  ask 'SHUTDOWN NOSAVE' > /dev/null || true
+  echo 'redis: the server ends, and starts with the backup' >&2
 }
 
 case ${1:-start} in
@@ -103,5 +306,10 @@ case ${1:-start} in
     [ "$found" = PONG ] || refuse "not ready: ${found:-no answer}" ;;
   alive)
     [ -n "$(answer)" ] || refuse 'no answer' ;;
-  *) refuse "command: '$1' is not valid: expected start, ping or alive" ;;
+  backup) backup ;;
+  restore) restore ;;
+  client) # for this script's own calls, which limit its time
+    shift
+    client "$@" ;;
+  *) refuse "command: '$1' is not valid: expected start, ping, alive, backup or restore" ;;
 esac

@@ -59,6 +59,6 @@ class Libraries:
 
     async def _needed(self, runs: Collection[str]) -> bool:
         """Whether any library may still be needed."""
-        used, limit = await memory_use(self._redis)
+        use = await memory_use(self._redis)
         earlier = [RunKeys(run).key(EARLIER_HEARTBEATS) for run in runs]
-        return bool((limit and used > HIGH_WATER * limit) or (earlier and await self._redis.exists(*earlier)))
+        return bool(use.share > HIGH_WATER or (earlier and await self._redis.exists(*earlier)))

@@ -13,6 +13,7 @@ from services.streams.state.heartbeat import live_processes
 from services.streams.state.stats import HIGH_WATER, memory_use
 from services.waits import REDIS_MEMORY
 
+VOLUME_SHORT = "Redis refuses new data, because its volume is short of space"
 STILL_LOOKS = 5
 """Measurements in a row without progress after which waiting for memory does not help."""
 WITHDRAWN_SHARE = 0.25
@@ -39,12 +40,12 @@ class RedisMemory:
 
     async def look(self) -> None:
         """Measure the share of maxmemory in use, and export it."""
-        used, limit = await memory_use(self._context.redis)
-        share = used / limit if limit else 0.0
-        SHARE.labels(self._context.keys.run).set(share)
-        above = share > HIGH_WATER
-        self._below = int(HIGH_WATER * limit) - used if limit else None
-        self.full = f"{share:.0%} of Redis' maxmemory is in use" if above else None
+        use = await memory_use(self._context.redis)
+        SHARE.labels(self._context.keys.run).set(use.share)
+        above = use.share > HIGH_WATER
+        self._below = int(HIGH_WATER * use.limit) - use.used if use.limit else 0 if use.volume_short else None
+        why = VOLUME_SHORT if use.volume_short else f"{use.share:.0%} of Redis' maxmemory is in use"
+        self.full = why if above else None
         self.blocked = await self._blocked_replicas() if above else []
         self.looks += 1
 

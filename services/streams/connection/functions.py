@@ -30,6 +30,8 @@ PREFIX = "penstock_"
 """Of the names of all libraries; the rest is the digest of the code."""
 GROWING = frozenset({"append_log", "create_record", "dispatch", "keep_partials", "publish_samples"})
 """Redis at its maxmemory rejects these. All others may exceed it: they are small, and work in flight must drain."""
+READING = frozenset({"read_together"})
+"""These write nothing, so that a Redis that refuses every write runs them too. Each call is sent alone."""
 APPENDING = frozenset({"append_message", "append_fenced"})
 """These look for their message among the newest entries, in case they are repeated."""
 ALONE = frozenset({"heartbeat", "renew_lease"})
@@ -92,15 +94,15 @@ def _code(library_name: str, shared: str, functions: dict[str, str], signatures:
     parts = [f"#!lua name={library_name}", shared]
     for name, source in functions.items():
         parts.append(f"functions.{name} = function(keys, args)\n{_preamble(signatures[name])}{source}end")
-        parts.append(_registered(f"{library_name}_{name}", f"functions.{name}", grows=name in GROWING))
+        flags = "'allow-oom', 'no-writes'" if name in READING else "" if name in GROWING else "'allow-oom'"
+        parts.append(_registered(f"{library_name}_{name}", f"functions.{name}", flags))
     for grows, name in _TOGETHER.items():
-        parts.append(_registered(f"{library_name}_{name}", "together", grows=grows))
+        parts.append(_registered(f"{library_name}_{name}", "together", "" if grows else "'allow-oom'"))
     return "\n".join(parts)
 
 
-def _registered(name: str, callback: str, *, grows: bool) -> str:
-    flags = "{}" if grows else "{'allow-oom'}"
-    return f"redis.register_function{{function_name='{name}', flags={flags}, callback={callback}}}"
+def _registered(name: str, callback: str, flags: str) -> str:
+    return f"redis.register_function{{function_name='{name}', flags={{{flags}}}, callback={callback}}}"
 
 
 def _preamble(signature: Signature) -> str:
@@ -225,11 +227,22 @@ async def call_for_each(redis: Redis, function: str, /, **values: Any) -> list[A
     return reply
 
 
-async def _reply(redis: Redis, function: str, values: Mapping[str, Any]) -> Any:
+async def call_alone(redis: Redis, function: str, /, **values: Any) -> list[Any]:
+    """The reply of a function of READING, which is sent in a command of its own; `values` as in `call`."""
+    keys, args = _ordered(function, values)
+    [reply] = await _replies(redis, [_Call(function, keys, args, asyncio.get_running_loop().create_future())])
+    return list(reply)
+
+
+def _ordered(function: str, values: Mapping[str, Any]) -> tuple[list[Any], list[Any]]:
     signature = library().signatures.get(function)
     if signature is None:
         raise SignatureError(f"Redis function {function!r} does not exist")
-    keys, args = signature.order(values)
+    return signature.order(values)
+
+
+async def _reply(redis: Redis, function: str, values: Mapping[str, Any]) -> Any:
+    keys, args = _ordered(function, values)
     queue = _queues.setdefault(redis, defaultdict(_CallQueue))[function if function in ALONE else ""]
     try:
         return await queue.run(redis, function, keys, args)

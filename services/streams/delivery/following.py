@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from services.streams.connection.client import Redis
+from services.streams.connection.reading import read_together
 from services.streams.keys import RunKeys
 
 Entries = list[tuple[str, bytes]]
@@ -25,19 +26,14 @@ async def read_after(redis: Redis, positions: Mapping[str, str], count: int, blo
 
 async def read_pages(redis: Redis, positions: Mapping[str, str], count: int) -> dict[str, Entries]:
     """Up to `count` entries of each stream after its id in `positions`, without waiting; [] where there are none."""
-    async with redis.pipeline(transaction=True) as pipe:
-        for stream, after in positions.items():
-            pipe.xrange(stream, min=f"({after}", count=count)
-        found = await pipe.execute()
+    pages = (("xrange", stream, f"({after}", "+", "COUNT", count) for stream, after in positions.items())
+    found = await read_together(redis, *pages)
     return {stream: _bodies(entries) for stream, entries in zip(positions, found, strict=True)}
 
 
 async def last_ids(redis: Redis, streams: Sequence[str]) -> dict[str, str]:
     """The id of each stream's newest entry; "0-0" where there is none."""
-    async with redis.pipeline(transaction=True) as pipe:
-        for stream in streams:
-            pipe.xrevrange(stream, count=1)
-        found = await pipe.execute()
+    found = await read_together(redis, *(("xrevrange", stream, "+", "-", "COUNT", 1) for stream in streams))
     return {
         stream: entries[0][0].decode() if entries else "0-0" for stream, entries in zip(streams, found, strict=True)
     }

@@ -8,11 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from services.contracts import Closing, Fence, Lane
 from services.streams.connection.client import Redis
 from services.streams.connection.functions import call
+from services.streams.connection.reading import read_together
 from services.streams.keys import PROJECTS, RunKeys, project_ledger
 from services.streams.state.ownership import RoleOwner
 from services.streams.state.run_record import RunRecord
@@ -63,17 +65,13 @@ class Ledger:
 
 
 async def read_ledger(redis: Redis, keys: RunKeys) -> Ledger:
-    """The ledger of a run as it is now, in one transaction; tokens in flight are counted by group, not derived.
+    """The ledger of a run as it is now, of one moment; tokens in flight are counted by group, not derived.
 
     Tokens that were generated under a release without ledgers are in none of the numbers.
     """
     lanes = [keys.lane(lane) for lane in Lane]
-    async with redis.pipeline(transaction=True) as pipe:
-        pipe.hgetall(keys.ledger)
-        for lane in lanes:
-            pipe.hgetall(lane.counters)
-            pipe.hvals(lane.tokens_in_flight)
-        stored, *counted = await pipe.execute()
+    of_lanes = ((("hgetall", lane.counters), ("hvals", lane.tokens_in_flight)) for lane in lanes)
+    stored, *counted = await read_together(redis, ("hgetall", keys.ledger), *chain.from_iterable(of_lanes))
     tokens = dict.fromkeys((GENERATED, *TOKEN_USES), 0)
     for counters in counted[::2]:
         for use in (GENERATED, *ENDED_USES):

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from services.contracts import RunState
 from services.streams.connection.client import Redis
+from services.streams.connection.reading import read_together
 from services.streams.keys import ANY_WORD, CLOSED, CLOSED_WORDS, OPEN_WORDS, RUNS, UNREADABLE, run_list
 from services.streams.state.run_record import RunRecord
 from services.streams.state.runs import RecordReader
@@ -167,11 +168,8 @@ class RunLists:
     async def states(self) -> StateCounts:
         """How many runs are in each state."""
         words = [*OPEN_WORDS, *CLOSED_WORDS]
-        async with self._redis.pipeline(transaction=True) as pipe:
-            pipe.zcard(RUNS)
-            for word in words:
-                pipe.zcard(run_list(word=word))
-            total, *sizes = await pipe.execute()
+        lists = [RUNS, *(run_list(word=word) for word in words)]
+        total, *sizes = await read_together(self._redis, *(("zcard", name) for name in lists))
         counts: Counter[RunState] = Counter()
         for word, size in zip(words, sizes, strict=True):
             if word != UNREADABLE:

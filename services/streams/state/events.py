@@ -13,6 +13,7 @@ from typing import TypeVar
 from services.contracts import DeadLetter, EvaluationRecord, Event, Message, StepRecord
 from services.streams.connection.client import Redis
 from services.streams.connection.functions import call
+from services.streams.connection.reading import read_together
 from services.streams.delivery.consumer import admit_entries, newest_messages, tail, tail_messages
 from services.streams.delivery.validation import Malformed, Source, admit
 from services.streams.keys import RunKeys
@@ -181,10 +182,8 @@ class EvaluationFollower:
         A rewind deletes evaluations: then none is known, and the next looks read all of them again.
         """
         stream = self._keys.evaluations
-        async with self._redis.pipeline(transaction=True) as pipe:
-            pipe.xlen(stream)
-            pipe.xrange(stream, min=f"({self._after}", count=READ_AT_ONCE)
-            length, entries = await pipe.execute()
+        newer = ("xrange", stream, f"({self._after}", "+", "COUNT", READ_AT_ONCE)
+        length, entries = await read_together(self._redis, ("xlen", stream), newer)
         if len(entries) < READ_AT_ONCE and length != self.count + len(entries):
             self._forget()
             return

@@ -7,16 +7,14 @@ from __future__ import annotations
 
 from services.contracts import EvaluationCounts, GroupCounts, Lane
 from services.streams.connection.client import Redis
+from services.streams.connection.reading import read_together
 from services.streams.keys import RunKeys
 
 
 async def group_counts(redis: Redis, keys: RunKeys, lane: Lane = Lane.TRAIN) -> GroupCounts:
-    """The lane's counters, read in one transaction; `pending` is counted independently, not derived."""
+    """The lane's counters, read at one moment; `pending` is counted independently, not derived."""
     streams = keys.lane(lane)
-    async with redis.pipeline(transaction=True) as pipe:
-        pipe.hgetall(streams.counters)
-        pipe.scard(streams.pending)
-        counters, pending = await pipe.execute()
+    counters, pending = await read_together(redis, ("hgetall", streams.counters), ("scard", streams.pending))
     counts = GroupCounts if lane is Lane.TRAIN else EvaluationCounts
     return counts(**{name.decode(): int(value) for name, value in counters.items()}, pending=pending)
 

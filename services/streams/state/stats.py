@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from redis.exceptions import ResponseError
 
@@ -15,6 +15,9 @@ from services.streams.connection.client import Redis
 
 HIGH_WATER = 0.85
 """Share of Redis' maxmemory above which nothing new is dispatched, so that in-flight groups have room to finish."""
+REFUSING = 1
+"""The maxmemory of a server that refuses new data because its volume is short of space: the chart's start script sets
+it, and sets the former one again once there is space."""
 LEASES_CHECKED = 100
 NOT_YET = ("no such key", "NOGROUP ")
 """How the server's errors start that say: the stream, or its consumer group, does not exist."""
@@ -108,7 +111,24 @@ async def _idle(redis: Redis, readers: Mapping[str, str], lease_s: float) -> dic
     }
 
 
-async def memory_use(redis: Redis) -> tuple[int, int]:
-    """The bytes that Redis uses, and its maxmemory; 0 if it has no limit."""
+class MemoryUse(NamedTuple):
+    """The bytes that Redis uses, and its maxmemory; 0 if it has none, or if that is not known.
+
+    `volume_short`: it refuses new data for lack of space on its volume, and its own maxmemory is not known.
+    """
+
+    used: int
+    limit: int
+    volume_short: bool = False
+
+    @property
+    def share(self) -> float:
+        """The part of maxmemory in use; 0 without a limit, 1 while new data are refused."""
+        return 1.0 if self.volume_short else self.used / self.limit if self.limit else 0.0
+
+
+async def memory_use(redis: Redis) -> MemoryUse:
+    """What Redis uses of its memory."""
     info = await redis.info("memory")
-    return int(info["used_memory"]), int(info.get("maxmemory", 0))
+    used, limit = int(info["used_memory"]), int(info.get("maxmemory", 0))
+    return MemoryUse(used, 0, volume_short=True) if limit == REFUSING else MemoryUse(used, limit)

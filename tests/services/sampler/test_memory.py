@@ -17,9 +17,11 @@ from services.streams.delivery.leases import LeaseLostError
 from services.streams.delivery.payloads import SamplePayload
 from services.streams.keys import RunKeys
 from services.streams.memory_bound import evaluated_prompt, footprint
+from services.streams.memory_plan import compare_loaded, compare_plan
 from services.streams.state.group_counts import group_counts
 from services.streams.state.group_state import GroupTransitions
-from services.streams.state.stats import HIGH_WATER
+from services.streams.state.runs import RunRecords
+from services.streams.state.stats import HIGH_WATER, REFUSING, memory_use
 from services.waits import REDIS_MEMORY, cancellation_requested
 from tests.harness.hand_fleet import HandFleet, HandLearner, evaluated, running, until
 from tests.harness.small_run import recipe_document, service_context
@@ -285,6 +287,24 @@ async def test_evaluations_obey_the_high_water_mark(crowded, run_id):
             await until(all_dispatched, evaluating, "the remaining prompts")
             assert events_of(await context.event_log.events(), "redis-memory-freed")
             assert not await waiting()
+
+
+async def test_a_volume_short_of_space_is_named(crowded, run_id):
+    redis, _ = crowded
+    async with service_context(redis, run_id, recipe_document("/none"), "sampler") as context:
+        memory = RedisMemory(context)
+        await redis.config_set("maxmemory", REFUSING)  # as helm/penstock/files/redis-start.sh does
+        assert (await memory_use(redis)).share == 1.0
+        await memory.look()
+        assert await memory.short()
+        assert memory.room(1024, in_flight=0) == 1, "one fits always"
+        await compare_loaded(redis, context.record.recipe, 10**6, {})
+        assert await compare_plan(redis, RunRecords(redis), run_id, context.record.recipe) == []
+        await redis.config_set("maxmemory", 0)
+        await memory.look()
+        assert not await memory.short()
+        [text] = events_of(await context.event_log.events(), "redis-memory-short")
+        assert text.startswith("Redis refuses new data, because its volume is short of space; nothing new")
 
 
 async def test_an_evaluation_dispatches_only_what_fits(crowded, run_id):

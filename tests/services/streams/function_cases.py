@@ -23,6 +23,7 @@ from services.streams.runs.ledger import LedgerWriter, close_ledger
 from services.streams.state.ended.cleanup import erase
 from services.streams.state.ended.closing import close_run, delete_record
 from services.streams.state.events import EventLog
+from services.streams.state.group_counts import group_counts
 from services.streams.state.group_state import trim_released
 from services.streams.state.heartbeat import Heartbeat
 from services.streams.state.ownership import become_owner
@@ -207,6 +208,11 @@ async def read_texts(run):
     return lambda: fetch_texts(run.redis, [run.keys.payload("g0", 0), run.keys.payload("g0", 2)])
 
 
+async def read_counts(run):
+    await run.published("g0")
+    return lambda: group_counts(run.redis, run.keys)
+
+
 async def record_verdicts(run):
     [delivery] = await run.judged("g0", 1)
     return lambda: run.sampler.record_verdicts(
@@ -372,6 +378,7 @@ CASES = {
     "publish_samples": Case(publish_samples),
     "publish_verdicts": Case(publish_verdicts),
     "read_texts": Case(read_texts),
+    "read_together": Case(read_counts),
     "reclaim_batch": Case(reclaim_batch, "sampler"),
     "record_verdicts": Case(record_verdicts, "sampler"),
     "release": Case(release, "sampler"),

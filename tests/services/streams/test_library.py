@@ -29,7 +29,8 @@ from tests.services.driven import (
 )
 from tests.services.streams.function_cases import CASES
 
-UNCHANGING = {"read_texts", "renew_lease"}
+UNCHANGING = {"read_texts", "read_together", "renew_lease"}
+SINGLE = function_library.ALONE | function_library.READING
 FENCED = sorted(name for name, case in CASES.items() if case.role)
 
 
@@ -110,7 +111,7 @@ async def test_a_call_whose_reply_was_lost_is_repeated_without_harm(redis, keys,
     assert after == between
 
 
-@pytest.mark.parametrize("name", sorted(CASES.keys() - function_library.ALONE - {"delete_record", "unlink_closed"}))
+@pytest.mark.parametrize("name", sorted(CASES.keys() - SINGLE - {"delete_record", "unlink_closed"}))
 async def test_a_repeated_command_of_several_calls_is_harmless(redis, keys, name):
     run = await DrivenRun.open(Watched(redis), keys)
     call, _ = await ready(run, name)

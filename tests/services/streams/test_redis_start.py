@@ -15,8 +15,11 @@ import pytest
 from redis.exceptions import AuthenticationError, NoPermissionError
 
 from deploy.local.valkey import server_binary
+from services.contracts import RunState
+from services.settings import parse_recipe
 from services.streams.connection.client import RedisUnavailableError, connect
 from services.streams.connection.credentials import PASSWORD_FILE, USERNAME
+from services.streams.state.runs import RunRecords
 from tests.harness.programs import needed
 from tests.harness.servers.redis_servers import (
     PASSWORDS,
@@ -26,6 +29,7 @@ from tests.harness.servers.redis_servers import (
     scripted_server,
     start_server,
 )
+from tests.harness.small_run import recipe_document
 
 NEAR = [
     *(f"streams/test_{name}" for name in ("records", "heartbeats", "streams", "library", "history", "trim", "dead")),
@@ -186,7 +190,7 @@ def test_a_wrong_setting_fails_in_one_line(open_path, shell, secret, content, ch
 @pytest.mark.parametrize(
     ("arguments", "path", "message"),
     [
-        (["nope"], None, "command: 'nope' is not valid: expected start, ping or alive"),
+        (["nope"], None, "command: 'nope' is not valid: expected start, ping, alive, backup or restore"),
         ([], "/nowhere", "none of the programs redis-server valkey-server exists"),
     ],
 )
@@ -197,6 +201,25 @@ def test_a_wrong_command_and_a_wrong_image_are_named(open_path, arguments, path,
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=20, check=False)
     assert done.returncode == 1
     assert message in done.stderr
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["redis", "valkey"])
+async def test_a_restart_loses_no_write_of_a_function(open_path, monkeypatch, own):
+    """The file has a function's writes as a transaction, which Redis loads only if the user default may execute it."""
+    (open_path / "bin").mkdir()
+    (open_path / "bin/redis-server").symlink_to(server_binary() if own else needed("redis-server"))
+    file = open_path / "mounted"
+    file.write_text(PASSWORDS["penstock"])
+    monkeypatch.setenv(USERNAME, "penstock")
+    monkeypatch.setenv(PASSWORD_FILE, str(file))
+    with scripted_server(open_path) as server:
+        mine = await connect(f"redis://127.0.0.1:{server.port}/0")
+        await RunRecords(mine).create("run", parse_recipe(recipe_document("/none")))
+        server.kill()
+        server.start()
+        assert (await RunRecords(mine).get("run")).state is RunState.QUEUED
+        assert "CRITICAL" not in server.log.read_text()
+        await mine.aclose()
 
 
 async def test_a_password_changes_while_clients_are_connected(open_path, monkeypatch):

@@ -1,0 +1,93 @@
+"""The chart's start script on a small volume that fills: the server refuses writes, lives, and starts again."""
+
+import time
+from contextlib import contextmanager
+
+import pytest
+from redis import exceptions as redis_errors
+
+from tests.chaos import disk
+from tests.harness.servers.redis_servers import PASSWORDS, scripted_server
+
+pytestmark = [pytest.mark.skipif(bool(disk.refusal()), reason=disk.refusal() or ""), pytest.mark.timeout(120)]
+
+WAIT_S = 40.0
+BLOCK, PACE_S = b"x" * 100_000, 0.02
+"""5 MB/s: in a second, the watch's pace, less than the limits of this volume are apart."""
+
+
+@contextmanager
+def own_volume(folder):
+    """A server on a volume of its own, and a client of user penstock."""
+    with disk.own_disk(folder / "data"), scripted_server(folder) as server:
+        yield server, server.client(username="penstock", password=PASSWORDS["penstock"])
+
+
+def until(holds, what):
+    ends = time.monotonic() + WAIT_S
+    while not holds():
+        assert time.monotonic() < ends, what
+        time.sleep(0.05)
+
+
+def refusal(redis, *command):
+    try:
+        redis.execute_command(*command)
+    except redis_errors.ResponseError as error:
+        return "OOM" if isinstance(error, redis_errors.OutOfMemoryError) else str(error).partition(" ")[0]
+    return ""
+
+
+def test_a_server_whose_volume_fills_refuses_writes_and_lives(open_path):
+    with own_volume(open_path) as (server, mine):
+        until((open_path / "data/reserve").exists, "no space is kept for the next start")
+        mine.set("penstock:kept", "1")
+        filler = disk.fill(open_path / "data", 6_000)
+        until(lambda: refusal(mine, "SET", "penstock:x", "1") == "OOM", "data that grow are refused")
+        assert mine.delete("penstock:none") == 0, "work in flight drains"
+        filler.unlink()
+        filler = disk.fill(open_path / "data", 1_000)
+        until(lambda: refusal(mine, "DEL", "penstock:none") == "NOREPLICAS", "all writes are refused")
+        assert mine.get("penstock:kept") == "1"
+        filler.unlink()
+        until(lambda: refusal(mine, "SET", "penstock:x", "1") == "", "all writes are accepted again")
+        assert server.process.poll() is None
+        log = server.log.read_text()
+        assert log.count("redis: volume full") == log.count("redis: volume open") == 1, log
+
+
+def test_a_server_killed_on_a_full_volume_starts_again(open_path):
+    with own_volume(open_path) as (server, mine):
+        until((open_path / "data/reserve").exists, "no space is kept for the next start")
+        mine.set("penstock:kept", "1")
+        (open_path / "data/temp-rewriteaof-1.aof").write_bytes(b"left by a killed rewriting")
+        filler = disk.fill(open_path / "data", 0)
+        server.kill()
+        server.start()
+        until(lambda: refusal(mine, "PING") == "", "the server answers")
+        assert mine.get("penstock:kept") == "1"
+        assert "redis: the reserve on the volume was freed" in server.log.read_text()
+        assert not (open_path / "data/reserve").exists()
+        assert not list((open_path / "data").glob("temp-*"))
+        assert refusal(mine, "SET", "penstock:x", "1") in ("OOM", "NOREPLICAS"), "refused from the first command on"
+        filler.unlink()
+        until(lambda: refusal(mine, "SET", "penstock:x", "1") == "", "all writes are accepted again")
+        until((open_path / "data/reserve").exists, "space is kept again")
+
+
+@pytest.mark.slow
+def test_a_volume_that_the_file_itself_fills_is_emptied(open_path):
+    """Redis rewrites its file by itself only above 64 MiB, and when it has doubled: later than this volume is full."""
+    with own_volume(open_path) as (server, mine):
+        disk.fill(open_path / "data", 40_000)
+        written, refused, ends = 0, 0, time.monotonic() + WAIT_S
+        while written < 60_000 * 1024:
+            assert time.monotonic() < ends, f"only {written} bytes were accepted\n{server.log.read_text()}"
+            if refusal(mine, "SET", f"penstock:{written % 7}", BLOCK):
+                refused += 1
+            else:
+                written += len(BLOCK)
+            time.sleep(PACE_S)
+        assert refused
+        assert "redis: rewriting the append-only file" in server.log.read_text()
+        assert server.process.poll() is None
