@@ -116,6 +116,11 @@ SENTINELS = Case(
     SENTINEL,
     external={("Secret", "own-redis"): REDIS_KEYS | {"sentinel-password"}, ("Secret", "own-ca"): frozenset({"ca.crt"})},
 )
+OWN_TLS = Case(
+    "TLS of the chart's Redis",
+    {"redis": {"tls": {"existingSecret": "own-redis-tls"}}},
+    external={("Secret", "own-redis-tls"): frozenset({"tls.crt", "tls.key", "ca.crt"})},
+)
 OBJECT_STORE = Case("object store", S3, external={("Secret", "own-s3"): S3_KEYS})
 OBJECT_STORE_BY_ROLE = Case(
     "object store with the account's role, a volume per pod",
@@ -270,6 +275,7 @@ CASES = [
     CPU,
     EXTERNAL_REDIS,
     EXTERNAL_REDIS_TLS,
+    OWN_TLS,
     SENTINELS,
     OBJECT_STORE,
     OBJECT_STORE_BY_ROLE,

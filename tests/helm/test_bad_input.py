@@ -174,6 +174,10 @@ REFUSED: list[tuple[Set, tuple[str, ...]]] = [
         (*EXTERNAL, "redis.external.address=r:6379", "redis.external.caSecret=ca"),
         ("redis.external.caSecret", "redis.external.tls"),
     ),
+    (
+        (*EXTERNAL, "redis.external.address=r:6379", "redis.tls.existingSecret=own"),
+        ("redis.tls.existingSecret", "redis.external.tls"),
+    ),
     (("redis.external.address=redis://user:password@host:6379",), ("redis.external.address",)),
     (("redis.external.address=h:99999",), ("redis.external.address", "pattern")),
     (("redis.external.sentinel.addresses={h:0}",), ("redis.external.sentinel.addresses.0", "pattern")),

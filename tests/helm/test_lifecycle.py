@@ -23,12 +23,15 @@ from tests.helm.cases import (
     EVERYTHING,
     EXISTING_SECRETS,
     EXTERNAL_REDIS,
+    EXTERNAL_REDIS_TLS,
+    GROUPS,
     NEW_SHARED_CLAIM,
     OBJECT_STORE_BY_ROLE,
+    OWN_TLS,
     PINNED,
     ROLES,
 )
-from tests.helm.kube_api import ROOT_CA, against, kube_api
+from tests.helm.kube_api import ROOT_CA, against, kube_api, of_cluster
 from tests.helm.rendering import (
     CHART,
     FULLNAME,
@@ -107,20 +110,35 @@ def test_an_upgrade_keeps_the_generated_passwords(tmp_path: Path) -> None:
         assert later.document == pod.document, f"{pod} would be replaced by an upgrade that changes nothing"
 
 
-def test_a_new_password_replaces_the_pods_that_read_it(tmp_path: Path) -> None:
-    def secret(value: str) -> Document:
-        return {
-            "apiVersion": "v1",
-            "kind": "Secret",
-            "metadata": {"name": "own-redis", "namespace": "training"},
-            "data": {"penstock-password": value, "ray-password": value},
-        }
+@each("case", [EXTERNAL_REDIS, EXTERNAL_REDIS_TLS, OWN_TLS, EXISTING_SECRETS])
+def test_a_new_password_or_certificate_replaces_no_pod(tmp_path: Path, case: Case) -> None:
+    """They are read at each use, and by the server when they change. A new pod template would end every run's work."""
 
-    before = against(tmp_path, EXTERNAL_REDIS, secret("b25l"))
-    after = against(tmp_path, EXTERNAL_REDIS, secret("dHdv"))
+    def secrets(value: str) -> list[Document]:
+        return [{**found, "data": dict.fromkeys(found["data"], value)} for found in of_cluster(case)]
+
+    before, after = (against(tmp_path, case, *secrets(value)) for value in ("b25l", "dHdv"))
     for pod in before.lasting_pods:
-        later = next(other_pod for other_pod in after.lasting_pods if other_pod.component == pod.component)
-        assert checksums(pod.annotations) != checksums(later.annotations), pod
+        assert after.pod(pod.component).document == pod.document, pod
+
+
+def test_tls_of_the_charts_redis_reaches_every_client() -> None:
+    rendering = render(OWN_TLS)
+    for component in ("api", *GROUPS):
+        main = rendering.pod(component).main
+        assert main.env["PENSTOCK_REDIS"]["value"] == f"rediss://{FULLNAME}-redis:6379/0"
+        assert main.env["PENSTOCK_REDIS_CA_FILE"]["value"] == "/etc/penstock/redis-ca/ca.crt"
+        if component == "head":
+            assert main.env["RAY_REDIS_CA_CERT"]["value"] == "/etc/penstock/redis-ca/ca.crt"
+    options = rendering.one("RayCluster").at("spec", "gcsFaultToleranceOptions")
+    assert options["redisAddress"] == f"rediss://{FULLNAME}-redis:6379"
+    (server,) = (pod for pod in rendering.pods if pod.component == "redis")
+    assert server.main.mounts["/etc/penstock/redis-tls"]["readOnly"]
+    assert {item["key"] for item in server.volumes["tls"]["secret"]["items"]} == {"tls.crt", "tls.key"}
+    plain = render(DEFAULTS)
+    assert "rediss" not in str([manifest.document for manifest in plain.manifests if manifest.kind != "ConfigMap"])
+    older = DEFAULTS.but({"redis": {"tls": None}})  # values that an older release's upgrade reuses
+    assert render(older).pod("api").main.env == plain.pod("api").main.env
 
 
 def checksums(annotations: dict[str, str]) -> dict[str, str]:

@@ -13,7 +13,7 @@
 #   open   all writes
 #   short  writes that need much space are refused, as at maxmemory: work in flight drains, the file is rewritten
 #   full   all writes are refused: the server lives, and clients wait
-# It also gives the server the users again when a password in the mounted Secret changes.
+# It also gives the server the users and the certificate again when those in the mounted Secrets change.
 #
 # Needs: a writable /data and /tmp; REDIS_MAXMEMORY (900mb); the files penstock-password and ray-password.
 # Optional: penstock-password-other and ray-password-other, which are accepted too; REDIS_RAY_NAMESPACE, Ray's external
@@ -202,11 +202,29 @@ reload_users() {
   fi
 }
 
-# Watch the volume and the Secret while the server lives, whose process this script's has become. $1: the state at the
+# What the mounted certificate is: one text that is compared; empty without TLS.
+certificate() {
+  if [ -e "$tls/tls.crt" ]; then cat "$tls/tls.crt" "$tls/tls.key" | sha256sum; fi
+}
+
+# Give the server its certificate again if the mounted one has changed. It reads the files when their names are set.
+reload_certificate() {
+  served_now=$(certificate)
+  if [ -z "$served_now" ] || [ "$served_now" = "$served" ]; then return; fi
+  if [ "$(ask "CONFIG SET tls-cert-file $tls/tls.crt tls-key-file $tls/tls.key")" = OK ]; then
+    echo 'redis: the mounted certificate has changed: it is served now' >&2
+    served=$served_now unusable=''
+  elif [ "$served_now" != "$unusable" ]; then
+    echo 'redis: the mounted certificate has changed and cannot be used: the server keeps the earlier one' >&2
+    unusable=$served_now
+  fi
+}
+
+# Watch the volume and the Secrets while the server lives, whose process this script's has become. $1: the state at the
 # start.
 watch() {
   set +e
-  done_for=$1 ticks=0 known=$(passwords) refused=''
+  done_for=$1 ticks=0 known=$(passwords) refused='' served=$(certificate) unusable=''
   while sleep 1 && kill -0 $$ 2>/dev/null; do
     ticks=$((ticks + 1))
     before=$state
@@ -219,6 +237,7 @@ watch() {
       rewrite
     fi
     reload_users
+    reload_certificate
   done
 }
 

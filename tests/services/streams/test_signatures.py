@@ -26,7 +26,7 @@ return 1
 """
 VALUES = {"group_key": "g", "payload_keys": ["p", "q"], "name": "n", "index_list": (1, 2, 3), "text_list": []}
 
-CALLS = {"call", "call_for_each"}
+CALLS = {"call", "call_alone", "call_for_each"}
 OWNER_CALL, OWNER_NAMES = "_call", ["epoch_key", "fence"]
 """RoleOwner's call, and the names that it adds to those of its caller."""
 

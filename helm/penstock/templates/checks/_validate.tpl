@@ -108,6 +108,10 @@
 {{- if not (or $external.enabled .Values.redis.image.tag .Values.redis.image.digest) -}}
 {{- $faults = append $faults "redis.image.tag: \"\" is not valid: expected a tag, or redis.image.digest" -}}
 {{- end -}}
+{{- $tls := (.Values.redis.tls | default dict).existingSecret -}}
+{{- if and $external.enabled $tls -}}
+{{- $faults = append $faults (printf "redis.tls.existingSecret: %q is not valid: expected \"\", because redis.external.enabled is true; its TLS is redis.external.tls" $tls) -}}
+{{- end -}}
 {{- if $external.enabled -}}
 {{- if not .Values.redis.existingSecret -}}
 {{- $faults = append $faults "redis.existingSecret: \"\" is not valid: expected a Secret with the keys penstock-password and ray-password, because redis.external.enabled is true" -}}

@@ -43,6 +43,9 @@
 {{- if .Values.redis.external.enabled -}}
 {{- $_ := set $wanted "redis.external.caSecret" (dict "name" .Values.redis.external.caSecret "keys" (list "ca.crt")) -}}
 {{- end -}}
+{{- with include "penstock.redis.tlsSecret" . -}}
+{{- $_ := set $wanted "redis.tls.existingSecret" (dict "name" . "keys" (list "tls.crt" "tls.key" "ca.crt")) -}}
+{{- end -}}
 {{- if eq .Values.storage.kind "s3" -}}
 {{- $_ := set $wanted "storage.s3.existingSecret" (dict "name" .Values.storage.s3.existingSecret "keys" (list "AWS_ACCESS_KEY_ID" "AWS_SECRET_ACCESS_KEY")) -}}
 {{- end -}}

@@ -39,7 +39,7 @@ dashboard-host: {{ .root.Values.ray.dashboard | ternary "0.0.0.0" "127.0.0.1" | 
 {{- with include "penstock.prices.env" .root | trim }}
 {{ . }}
 {{- end }}
-{{- if and .root.Values.redis.external.enabled .root.Values.redis.external.caSecret }}
+{{- if include "penstock.redis.caSecret" .root }}
 # Ray's own variable for the certificate authority of its Redis connection.
 - name: RAY_REDIS_CA_CERT
   value: /etc/penstock/redis-ca/ca.crt

@@ -12,8 +12,9 @@ metadata:
     penstock.dev/shares-volume: {{ include "penstock.fullname" $root }}
     {{- end }}
   annotations:
-    # No checksum of the bounds: they are read at each use.
-    checksum/redis-auth: {{ include "penstock.redis.checksum" $root }}
+    # No checksum of the bounds, and of the password of Redis: they are read at each use. Ray's head reads its own once;
+    # a new one must not replace all pods (docs/operations/redis.md, Changing passwords).
+    penstock.dev/redis-secret: {{ include "penstock.redis.secretName" $root }}
     # KubeRay 1.7 ignores tolerations when it looks for a changed template: Kueue may add some. This it does not ignore.
     checksum/tolerations: {{ include "penstock.ray.tolerations" . | sha256sum }}
     {{- if and $files (eq $root.Values.storage.kind "s3") $root.Values.storage.s3.existingSecret }}

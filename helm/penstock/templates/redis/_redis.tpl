@@ -4,11 +4,25 @@
 {{ .Values.redis.existingSecret | default (printf "%s-redis" (include "penstock.fullname" .)) }}
 {{- end }}
 
+{{- define "penstock.redis.tlsSecret" -}}
+{{- /* The Secret with the certificate of the chart's own server; empty: no TLS. Values of an older release have none. */ -}}
+{{- if not .Values.redis.external.enabled -}}{{ (.Values.redis.tls | default dict).existingSecret }}{{- end -}}
+{{- end }}
+
+{{- define "penstock.redis.ownScheme" -}}
+{{ include "penstock.redis.tlsSecret" . | empty | ternary "redis" "rediss" }}
+{{- end }}
+
+{{- define "penstock.redis.caSecret" -}}
+{{- /* The Secret with the authority of the server's certificate in ca.crt; empty: the image's authorities, or no TLS. */ -}}
+{{ .Values.redis.external.enabled | ternary .Values.redis.external.caSecret (include "penstock.redis.tlsSecret" .) }}
+{{- end }}
+
 {{- define "penstock.redis.url" -}}
 {{- /* Without credentials, which are files. */ -}}
 {{- $external := .Values.redis.external -}}
 {{- if not $external.enabled -}}
-redis://{{ include "penstock.fullname" . }}-redis:6379/0
+{{ include "penstock.redis.ownScheme" . }}://{{ include "penstock.fullname" . }}-redis:6379/0
 {{- else -}}
 {{- $scheme := $external.tls | ternary "rediss" "redis" -}}
 {{- with $external.sentinel.addresses -}}
@@ -22,7 +36,7 @@ redis://{{ include "penstock.fullname" . }}-redis:6379/0
 {{- define "penstock.redis.rayAddress" -}}
 {{- $external := .Values.redis.external -}}
 {{- if not $external.enabled -}}
-redis://{{ include "penstock.fullname" . }}-redis:6379
+{{ include "penstock.redis.ownScheme" . }}://{{ include "penstock.fullname" . }}-redis:6379
 {{- else -}}
 {{ $external.tls | ternary "rediss" "redis" }}://{{ $external.rayAddress | default $external.address }}
 {{- end -}}
@@ -47,18 +61,6 @@ redis://{{ include "penstock.fullname" . }}-redis:6379
 {{- $_ := set .Values "redisPasswords" $made -}}
 {{- end -}}
 {{ toYaml .Values.redisPasswords }}
-{{- end }}
-
-{{- define "penstock.redis.checksum" -}}
-{{- /* Passwords and certificate authorities are read once, at the start. */ -}}
-{{- $data := include "penstock.redis.passwords" . -}}
-{{- if .Values.redis.existingSecret -}}
-{{- $data = get (lookup "v1" "Secret" .Release.Namespace .Values.redis.existingSecret | default dict) "data" | toJson -}}
-{{- end -}}
-{{- with .Values.redis.external.caSecret -}}
-{{- $data = printf "%s%s" $data (get (lookup "v1" "Secret" $.Release.Namespace . | default dict) "data" | toJson) -}}
-{{- end -}}
-{{ sha256sum $data }}
 {{- end }}
 
 {{- define "penstock.redis.ports" -}}
@@ -88,10 +90,10 @@ redis://{{ include "penstock.fullname" . }}-redis:6379
 - name: PENSTOCK_REDIS_SENTINEL_PASSWORD_FILE
   value: /etc/penstock/redis-auth/{{ . }}
 {{- end }}
-{{- if .Values.redis.external.caSecret }}
+{{- end }}
+{{- if include "penstock.redis.caSecret" . }}
 - name: PENSTOCK_REDIS_CA_FILE
   value: /etc/penstock/redis-ca/ca.crt
-{{- end }}
 {{- end }}
 {{- end }}
 
@@ -99,7 +101,7 @@ redis://{{ include "penstock.fullname" . }}-redis:6379
 - name: redis-auth
   mountPath: /etc/penstock/redis-auth
   readOnly: true
-{{- if and .Values.redis.external.enabled .Values.redis.external.caSecret }}
+{{- if include "penstock.redis.caSecret" . }}
 - name: redis-ca
   mountPath: /etc/penstock/redis-ca
   readOnly: true
@@ -121,8 +123,7 @@ redis://{{ include "penstock.fullname" . }}-redis:6379
         path: {{ . }}
       {{- end }}
       {{- end }}
-{{- if .Values.redis.external.enabled }}
-{{- with .Values.redis.external.caSecret }}
+{{- with include "penstock.redis.caSecret" . }}
 - name: redis-ca
   secret:
     secretName: {{ . }}
@@ -130,6 +131,5 @@ redis://{{ include "penstock.fullname" . }}-redis:6379
     items:
       - key: ca.crt
         path: ca.crt
-{{- end }}
 {{- end }}
 {{- end }}
