@@ -16,6 +16,7 @@ from tests.chaos.episode import Episode
 from tests.chaos.ground import Ground
 from tests.chaos.injector import Outcome
 from tests.chaos.scene import Scene
+from tests.harness.programs import needed
 from tests.harness.servers.redis_servers import PASSWORDS, START_SCRIPT, Process, script_settings
 from tests.harness.stubs.stack import StubStack
 from tests.harness.stubs.workload import recipe, write_questions
@@ -88,6 +89,7 @@ class Filled(Episode):
 
 @pytest.fixture
 def server(open_path: Path) -> Iterator[Process]:
+    needed("redis-cli")
     environment, port = script_settings(open_path)
     script = open_path / "start.sh"
     script.write_text(START_SCRIPT.read_text().replace("-@all \\", "-@all +@read \\"))  # for the oracle

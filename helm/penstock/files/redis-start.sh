@@ -268,7 +268,7 @@ start() {
   head -c 32 /dev/urandom | sha256sum | cut -d ' ' -f 1 | tr -d '\n' > "$keeper"
   write_users
   # What a server that was killed in a rewriting left behind.
-  rm -f "$data"/temp-*.aof "$data"/temp-*.rdb "$reserve.new" "$data/restore.rdb.new"
+  rm -f "$data"/temp-*.aof "$data"/temp-*.rdb "$reserve.new" "$data"/restore.rdb.new*
   install_backup
   look open
   if [ "$state" != open ] && [ -e "$reserve" ]; then
@@ -286,9 +286,11 @@ start() {
   fi
   # Every pod of the release is a client, so that loopback is not enough; the users protect the server.
   watch "$state" &
+  # A backup is the first synchronisation of a replica: without a file, and without waiting for other replicas.
   # shellcheck disable=SC2046 # names and values without spaces
   exec "$server" "$@" --protected-mode no --dir "$data" --aclfile "$users" --appendonly yes --appendfsync always \
-    --save '' --maxmemory-policy noeviction --daemonize no $(settings_of "$state" --)
+    --save '' --maxmemory-policy noeviction --repl-diskless-sync yes --repl-diskless-sync-delay 0 --daemonize no \
+    $(settings_of "$state" --)
 }
 
 # The server's answer to PING; empty without an answer.
@@ -312,6 +314,13 @@ restore() {
   if ! "$check" "$incoming" > /dev/null; then
     rm "$incoming"
     refuse "restore: standard input is not valid: $check found it damaged or of a newer server"
+  fi
+  # redis-cli leaves the mark with which a server ends the transfer: 40 hexadecimal digits. A file ends with the byte 255
+  # and a checksum of 8 bytes, so that its own last 40 bytes are never such digits.
+  if [ -z "$(tail -c 40 "$incoming" | tr -d 0-9a-f)" ]; then
+    size=$(wc -c < "$incoming")
+    head -c $((size - 40)) "$incoming" > "$incoming.whole"
+    mv "$incoming.whole" "$incoming"
   fi
   mv "$incoming" "$data/restore.rdb"
   ask 'SHUTDOWN NOSAVE' > /dev/null || true

@@ -249,6 +249,86 @@ async def test_a_password_changes_while_clients_are_connected(open_path, monkeyp
         assert "wr0ng" not in str(raised.value)
 
 
+def accepts(server, user, password):
+    try:
+        return server.client(username=user, password=password).execute_command("PING") in ("PONG", True)
+    except AuthenticationError:
+        return False
+
+
+def until(holds, server):
+    ends = time.monotonic() + 20
+    while not holds():
+        assert time.monotonic() < ends, server.log.read_text()
+        time.sleep(0.05)
+
+
+async def test_passwords_are_exchanged_while_the_server_runs(open_path, monkeypatch):
+    """The order of docs/operations/redis.md, Changing passwords: at no moment a client is locked out."""
+    needed("redis-cli")
+    mounted, secret, old = open_path / "mounted", open_path / "secret", PASSWORDS["penstock"]
+    mounted.write_text(old)
+    monkeypatch.setenv(USERNAME, "penstock")
+    monkeypatch.setenv(PASSWORD_FILE, str(mounted))
+    with scripted_server(open_path) as server:
+        mine = await connect(f"redis://127.0.0.1:{server.port}/0")
+        (secret / "penstock-password-other").write_text("n3w")
+        (secret / "ray-password-other").write_text("n3w-ray")
+        until(lambda: accepts(server, "penstock", "n3w") and accepts(server, "ray", "n3w-ray"), server)
+        assert accepts(server, "penstock", old)
+        (secret / "penstock-password").write_text("n3w")
+        (secret / "penstock-password-other").write_text(old)
+        mounted.write_text("n3w")
+        await mine.connection_pool.disconnect()
+        assert await mine.set("penstock:x", "1")
+        assert accepts(server, "penstock", old), "a client whose copy of the Secret is late"
+        (secret / "penstock-password-other").unlink()
+        (secret / "ray-password-other").unlink()
+        until(lambda: not accepts(server, "penstock", old), server)
+        until(lambda: not accepts(server, "ray", "n3w-ray"), server)
+        assert accepts(server, "ray", PASSWORDS["ray"])
+        (secret / "ray-password").write_text("not valid")
+        until(lambda: "cannot be used: the server keeps the earlier ones" in server.log.read_text(), server)
+        assert accepts(server, "ray", PASSWORDS["ray"])
+        assert await mine.set("penstock:x", "2")
+        assert "n3w" not in server.log.read_text()
+        await mine.aclose()
+
+
+def test_a_backup_is_restored_and_a_damaged_one_refused(open_path):
+    needed("redis-cli")
+    environment, _ = script_settings(open_path)
+    with scripted_server(open_path) as server:
+        environment["REDIS_PORT"] = str(server.port)
+        user = 999 if os.geteuid() == 0 else None
+
+        def call(name, given=b""):
+            command = ["sh", START_SCRIPT, name]
+            return subprocess.run(
+                command, env=environment, input=given, capture_output=True, timeout=30, check=False, user=user
+            )
+
+        mine = server.client(username="penstock", password=PASSWORDS["penstock"])
+        mine.set("penstock:kept", "1")
+        backup = call("backup").stdout
+        mine.set("penstock:later", "1")
+        for damaged in (b"", b"no backup", backup[:-60], backup.replace(b"kept", b"left")):
+            refused = call("restore", damaged)
+            assert refused.returncode == 1
+            assert b"standard input is not valid" in refused.stderr, refused.stderr
+        assert mine.get("penstock:later") == "1"
+        assert call("restore", backup).returncode == 0
+        server.process.wait(20)
+        server.start()
+        assert mine.get("penstock:kept") == "1"
+        assert mine.get("penstock:later") is None
+        assert (open_path / "data/appendonlydir.replaced").is_dir()
+        mine.set("penstock:after", "1")
+        server.kill()
+        server.start()
+        assert mine.mget("penstock:kept", "penstock:after") == ["1", "1"]
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_streams_tests_pass_as_user_penstock(open_path):

@@ -7,6 +7,7 @@ import pytest
 from redis import exceptions as redis_errors
 
 from tests.chaos import disk
+from tests.harness.programs import needed
 from tests.harness.servers.redis_servers import PASSWORDS, scripted_server
 
 pytestmark = [pytest.mark.skipif(bool(disk.refusal()), reason=disk.refusal() or ""), pytest.mark.timeout(120)]
@@ -19,6 +20,7 @@ BLOCK, PACE_S = b"x" * 100_000, 0.02
 @contextmanager
 def own_volume(folder):
     """A server on a volume of its own, and a client of user penstock."""
+    needed("redis-cli")
     with disk.own_disk(folder / "data"), scripted_server(folder) as server:
         yield server, server.client(username="penstock", password=PASSWORDS["penstock"])
 

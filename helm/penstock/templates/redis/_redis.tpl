@@ -6,7 +6,7 @@
 
 {{- define "penstock.redis.tlsSecret" -}}
 {{- /* The Secret with the certificate of the chart's own server; empty: no TLS. Values of an older release have none. */ -}}
-{{- if not .Values.redis.external.enabled -}}{{ (.Values.redis.tls | default dict).existingSecret }}{{- end -}}
+{{- if not .Values.redis.external.enabled -}}{{ dig "existingSecret" "" (.Values.redis.tls | default dict) }}{{- end -}}
 {{- end }}
 
 {{- define "penstock.redis.ownScheme" -}}
