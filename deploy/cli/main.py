@@ -10,6 +10,7 @@ from deploy.cli.commands.conformance import conformance
 from deploy.cli.commands.doctor import doctor
 from deploy.cli.commands.evaluate import EVALUATE_API, evaluate
 from deploy.cli.commands.plan import plan
+from deploy.cli.commands.recover import recover
 from deploy.cli.commands.replay import replay
 from deploy.cli.commands.validate import validate
 from deploy.cli.common import read_for_submission
@@ -27,6 +28,7 @@ COMMANDS = (
     CliCommand("demo", stack.demo, PLATFORM),
     CliCommand("doctor", doctor, PLATFORM),
     CliCommand("eval", with_connection(evaluate, EVALUATE_API), PLATFORM),
+    CliCommand("recover", recover, PLATFORM),
     CliCommand("validate", validate, RECIPES),
     CliCommand("plan", plan, RECIPES),
     CliCommand("conformance", conformance, RECIPES),

@@ -30,6 +30,7 @@ PLATFORM_COMMANDS = (
     "algorithm",
     "conformance",
     "replay",
+    "recover",
     "verify",
     "reward",
     "rescore",

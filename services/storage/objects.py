@@ -207,6 +207,17 @@ def listed(below: StoreAddress) -> dict[str, Found]:
     return dict(sorted(_tried(f"{below} could not be listed", list_all).items()))
 
 
+def folders(below: StoreAddress) -> list[str]:
+    """The first parts of all keys below an address that have more parts, without listing what they hold."""
+    import obstore
+
+    def list_once() -> list[str]:
+        found = obstore.list_with_delimiter(_bucket(below), below.key or None)["common_prefixes"]
+        return sorted(prefix.rstrip("/").rpartition("/")[2] for prefix in found)
+
+    return _tried(f"{below} could not be listed", list_once)
+
+
 def delete(below: StoreAddress, names: Iterable[str]) -> None:
     """Delete objects by their names below an address; missing ones count as deleted. Raises StoreError."""
     import obstore

@@ -130,6 +130,30 @@ async def test_tls(folder, monkeypatch):
         await redis.aclose()
 
 
+@pytest.mark.timeout(120)
+async def test_a_renewed_certificate_is_served_without_a_restart(folder, monkeypatch):
+    authority = make_certificates(folder / "tls")
+    with scripted_server(folder) as server:
+        url = f"rediss://127.0.0.1:{server.port}/0"
+        monkeypatch.setenv(CA_FILE, str(authority))
+        redis = await connect(url)
+        make_certificates(folder / "tls")  # of another authority, which is in the same file
+        ends = time.monotonic() + 20
+        while "the mounted certificate has changed: it is served now" not in server.log.read_text():
+            assert time.monotonic() < ends, server.log.read_text()
+            await asyncio.sleep(0.1)
+        again = await connect(url)
+        assert await again.set("penstock:x", "1")
+        assert await redis.get("penstock:x") == b"1", "a connection with the earlier certificate goes on"
+        (folder / "tls/tls.crt").write_text("no certificate")
+        while "has changed and cannot be used: the server keeps the earlier one" not in server.log.read_text():
+            assert time.monotonic() < ends, server.log.read_text()
+            await asyncio.sleep(0.1)
+        assert probe(folder, server.port, "ping") == (True, "")
+        await redis.aclose()
+        await again.aclose()
+
+
 @pytest.fixture
 def watched_by_tls(folder):
     """A master, its replica and a Sentinel, all with TLS; and the authority's certificate."""

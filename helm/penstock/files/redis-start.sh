@@ -100,12 +100,12 @@ write_users() {
   mv "$users.new" "$users"
 }
 
-# redis-cli, connected to the server. $@: arguments.
+# Become redis-cli, connected to the server: busybox' timeout would not end a child of its child. $@: arguments.
 client() {
   cli=$(program redis-cli valkey-cli)
   # The connection stays in the container, and the certificate is for the Service's name.
   if [ -e "$tls/tls.crt" ]; then set -- --tls --insecure "$@"; fi
-  "$cli" -h 127.0.0.1 -p "$port" "$@"
+  exec "$cli" -h 127.0.0.1 -p "$port" "$@"
 }
 
 # The replies to commands of user keeper; its password goes through standard input. $@: one command each.
@@ -131,6 +131,7 @@ look() {
   short=$((total / 10))
   if [ "$short" -gt 4194304 ]; then short=4194304; fi
   full=$((short * 2 / 5)) again=$((short * 3 / 2)) kept=$((short / 5))
+  if [ "$kept" -gt 65536 ]; then kept=65536; fi
   if [ "$free" -lt "$full" ]; then
     state=full
   elif [ "$free" -ge "$again" ]; then

@@ -19,13 +19,10 @@ from services.api.views.requests import AdoptRequest
 from services.api.views.runs import RunView
 from services.settings import RecipeError
 from services.settings.faults import invalid
-from services.storage.errors import StoreError
-from services.storage.kept_files import read_kept_files
-from services.storage.mirror import files_place, run_mirror
-from services.storage.places import SHARED_FOLDERS, runs_folder
+from services.storage.places import SHARED_FOLDERS
 from services.streams.keys import RunKeys
 from services.streams.runs.adoption import adopt_run
-from services.streams.runs.remains import RunRemains, read_remains
+from services.streams.runs.left import read_left
 from services.streams.state.runs import RunRecords, UnknownRunError, UsedRunError
 
 router = APIRouter(prefix="/v1/runs", tags=["runs"])
@@ -49,10 +46,12 @@ async def adopt_lost_run(platform: PlatformOf, principal: Admin, request: AdoptR
     platform.quotas.check_known(request.project)
     await _check_record(platform.records, principal, request.id)
     async with without_redis(connection):
-        remains, files, place = await asyncio.to_thread(_found, request.id)
-    owner = remains.facts.project
+        left = await asyncio.to_thread(read_left, request.id)
+    owner = left.remains.facts.project
     _check_admin(principal, owner or EVERY_PROJECT, "the project whose run it was" if owner else "all projects")
-    record = await adopt_run(platform.redis, request.id, remains, files=files, place=place, project=request.project)
+    record = await adopt_run(
+        platform.redis, request.id, left.remains, files=left.files, place=left.place, project=request.project
+    )
     return await view_of(platform.redis, record)
 
 
@@ -70,12 +69,3 @@ async def _check_record(records: RunRecords, principal: Principal, run: str) -> 
     if principal.role_in(project) is None:
         raise UsedRunError(run)
     _check_admin(principal, project, f"project {project!r}")
-
-
-def _found(run: str) -> tuple[RunRemains, dict[str, str], str]:
-    runs, mirror = runs_folder(), run_mirror(run)
-    try:
-        remains = read_remains(runs / run, mirror, run)
-        return remains, read_kept_files(runs / run, mirror), files_place(runs)
-    except OSError as error:
-        raise StoreError(f"{runs / run}: cannot be read ({error.strerror})") from None
