@@ -161,6 +161,13 @@ class Cluster:
         self._ray_folders.append(tempfile.mkdtemp(prefix="penstock-", dir="/tmp"))
         return self._ray_folders[-1]
 
+    def exchange_token(self) -> None:
+        """End all of Ray's pods, as `kubectl delete pod` with grace 0; those started from now on have a new token."""
+        for pod in self.pods.values():
+            pod.kill()
+        self.pods.clear()
+        self._environment["RAY_AUTH_TOKEN"] = secrets.token_hex(20)
+
     def start_worker(self, name: str, role: str, cpus: float = 2) -> Pod:
         """Start a pod of a worker group, without waiting until it is ready."""
         line = self._line(name, role, f"--address={self._host}:{self._gcs} --num-cpus={cpus}")

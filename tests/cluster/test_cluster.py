@@ -58,6 +58,7 @@ def test_a_run_survives_pods_that_drain_die_and_restart(cluster: Cluster, tiny_m
     check_the_first_steps(cluster, run)
     check_a_second_pod_that_comes_and_drains(cluster, run)
     check_lost_pods(cluster, run)
+    check_a_new_token(cluster, run)
     check_targets(cluster)
     check_the_end(cluster, run)
 
@@ -103,6 +104,18 @@ def check_lost_pods(cluster: Cluster, run: str) -> None:
         successor = cluster.start_worker("learner-2", "learner")
         successor.until("/readyz", lambda status, text: status == 200 or "learner of" in text)
     cluster.until_steps(run, 2, "the next learner", RUN_S)
+
+
+def check_a_new_token(cluster: Cluster, run: str) -> None:
+    """As in docs/operations/redis.md, Ray's token: pods with the old one cannot join those with the new one."""
+    before = cluster.until(run, lambda _: True, "the run", RUN_S)
+    cluster.exchange_token()
+    cluster.start_head()
+    workers = [cluster.start_worker(f"{role}-again", role) for role in ROLES]
+    for worker in workers:
+        worker.until("/readyz", lambda status, text: status == 200 or " of " in text)
+    view = cluster.until(run, lambda view: view["rollout_steps"] >= before["rollout_steps"] + 2, "two steps", RUN_S)
+    assert view["groups"]["reconciled"]
 
 
 def check_targets(cluster: Cluster) -> None:

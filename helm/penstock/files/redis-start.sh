@@ -87,7 +87,7 @@ write_users() {
   umask 077
   keeper_hash=$(sha256sum < "$keeper" | cut -d ' ' -f 1)
   {
-    # Nobody can log in as this user, but the server loads its append-only file as this user, and leaves out the
+    # No client can log in as this user, but the server loads its append-only file as this user, and leaves out the
     # transactions that it may not execute: without these permissions a restart would lose the writes of all functions.
     echo "user default off ~* &* +@all"
     echo "user penstock on $penstock_hashes $penstock_rule"
@@ -193,13 +193,13 @@ passwords() {
 # Give the server the users again if the mounted Secret has changed.
 reload_users() {
   now=$(passwords)
-  if [ "$now" = "$known" ]; then return; fi
-  if (write_users) && [ "$(ask 'ACL LOAD')" = OK ]; then
-    echo 'redis: the passwords of the mounted Secret have changed: they are accepted now' >&2
-    known=$now refused=''
-  elif [ "$now" != "$refused" ]; then
+  if [ "$now" = "$known" ] || [ "$now" = "$refused" ]; then return; fi
+  if ! (write_users); then
     echo 'redis: the passwords of the mounted Secret have changed and cannot be used: the server keeps the earlier ones' >&2
     refused=$now
+  elif [ "$(ask 'ACL LOAD')" = OK ]; then # else again at the next look
+    echo 'redis: the passwords of the mounted Secret have changed: they are accepted now' >&2
+    known=$now refused=''
   fi
 }
 
@@ -211,14 +211,17 @@ certificate() {
 # Give the server its certificate again if the mounted one has changed. It reads the files when their names are set.
 reload_certificate() {
   served_now=$(certificate)
-  if [ -z "$served_now" ] || [ "$served_now" = "$served" ]; then return; fi
-  if [ "$(ask "CONFIG SET tls-cert-file $tls/tls.crt tls-key-file $tls/tls.key")" = OK ]; then
-    echo 'redis: the mounted certificate has changed: it is served now' >&2
-    served=$served_now unusable=''
-  elif [ "$served_now" != "$unusable" ]; then
-    echo 'redis: the mounted certificate has changed and cannot be used: the server keeps the earlier one' >&2
-    unusable=$served_now
-  fi
+  case $served_now in '' | "$served" | "$unusable") return ;; esac
+  reply=$(ask "CONFIG SET tls-cert-file $tls/tls.crt tls-key-file $tls/tls.key")
+  case $reply in
+    OK)
+      echo 'redis: the mounted certificate has changed: it is served now' >&2
+      served=$served_now unusable='' ;;
+    '' | LOADING*) ;; # again at the next look
+    *)
+      echo 'redis: the mounted certificate has changed and cannot be used: the server keeps the earlier one' >&2
+      unusable=$served_now ;;
+  esac
 }
 
 # Watch the volume and the Secrets while the server lives, whose process this script's has become. $1: the state at the

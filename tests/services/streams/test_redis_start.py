@@ -295,6 +295,36 @@ async def test_passwords_are_exchanged_while_the_server_runs(open_path, monkeypa
         await mine.aclose()
 
 
+async def test_a_secret_that_vanishes_is_named_and_harms_no_connection(open_path, monkeypatch, caplog):
+    """The kubelet removes the mounted files, for example because a key of the Secret was renamed."""
+    needed("redis-cli")
+    mounted = open_path / "mounted"
+    mounted.write_text(PASSWORDS["penstock"])
+    monkeypatch.setenv(USERNAME, "penstock")
+    monkeypatch.setenv(PASSWORD_FILE, str(mounted))
+    with scripted_server(open_path) as server:
+        mine = await connect(f"redis://127.0.0.1:{server.port}/0")
+        assert await mine.set("penstock:x", "1")
+        (open_path / "secret/penstock-password").unlink()
+        line = "secret/penstock-password cannot be read: expected the key penstock-password in the Secret"
+        until(lambda: line in server.log.read_text(), server)
+        await asyncio.sleep(2.5)
+        assert server.log.read_text().count(line) == 1, "said once"
+        mounted.unlink()
+        assert await mine.set("penstock:x", "1"), "an open connection goes on"
+        await mine.connection_pool.disconnect()
+        waiting = asyncio.create_task(mine.get("penstock:x"))
+        await asyncio.sleep(0.5)
+        assert not waiting.done()
+        expected = f"{PASSWORD_FILE}: '{mounted}' is not valid: expected a file with a password; it cannot be read"
+        assert [record for record in caplog.records if expected in record.getMessage()]
+        with pytest.raises(RedisUnavailableError, match="expected a file with a password; it cannot be read"):
+            await connect(f"redis://127.0.0.1:{server.port}/0")
+        mounted.write_text(PASSWORDS["penstock"])
+        assert await asyncio.wait_for(waiting, 20.0) == b"1"
+        await mine.aclose()
+
+
 def test_a_backup_is_restored_and_a_damaged_one_refused(open_path):
     needed("redis-cli")
     environment, _ = script_settings(open_path)
