@@ -79,7 +79,11 @@ def server(open_path: Path) -> Iterator[Server]:
 
 
 def view(stack: StubStack) -> dict[str, Any]:
-    found: dict[str, Any] = stack.api.get(f"/v1/runs/{RUN}").raise_for_status().json()
+    ends = time.monotonic() + WAIT_S
+    while (answer := stack.api.get(f"/v1/runs/{RUN}")).status_code == 503:  # Redis restarts
+        assert time.monotonic() < ends, answer.text
+        time.sleep(0.2)
+    found: dict[str, Any] = answer.raise_for_status().json()
     return found
 
 
