@@ -240,8 +240,10 @@ watch() {
     elif [ $((ticks % 10)) = 0 ]; then
       rewrite
     fi
-    reload_users
-    reload_certificate
+    if [ $((ticks % 3)) = 0 ]; then
+      reload_users
+      reload_certificate
+    fi
   done
 }
 
