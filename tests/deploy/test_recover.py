@@ -66,14 +66,14 @@ def test_lost_runs_are_listed_and_adopted(storage, url):
     assert found == [{"run": run, "step": 2, "project": "default"} for run in ("lost-1", "lost-2")]
     status, shown = penstock("recover", "--redis", url)
     assert (status, shown.count("can be adopted")) == (0, 2)
-    status, shown = penstock("recover", "lost-2", "--redis", url, "--adopt")
+    status, shown = penstock("recover", "--run", "lost-2", "--redis", url, "--adopt")
     assert status == 0, shown
     assert "penstock resume lost-2" in shown
     status, shown = penstock("recover", "--redis", url, "--adopt")
     assert "lost-2" not in shown
     assert in_redis(url, lambda records: records.get("lost-1")).state is RunState.FAILED
     assert penstock("recover", "--redis", url)[1].startswith("no run is lost")
-    status, shown = penstock("recover", "known", "queued", "--redis", url, "--adopt")
+    status, shown = penstock("recover", "--run", "known", "--run", "queued", "--redis", url, "--adopt")
     assert status == 1
     assert "missing: expected the folder of a run that has started to train" in shown
     assert len([line for line in shown.splitlines() if line.startswith(("known", "queued"))]) == 2
@@ -82,7 +82,7 @@ def test_lost_runs_are_listed_and_adopted(storage, url):
 def test_a_process_without_storage_says_where_to_go(url, tmp_path, monkeypatch):
     monkeypatch.setenv("PENSTOCK_RUNS", str(tmp_path / "none"))
     monkeypatch.delenv("PENSTOCK_STORE", raising=False)
-    status, shown = penstock("recover", "lost", "--redis", url)
+    status, shown = penstock("recover", "--run", "lost", "--redis", url)
     assert status == 1
     assert "has no storage of runs; use `penstock recover` where the files are: on a cluster, in the cpu pod" in shown
     status, shown = penstock("recover", "--redis", "")

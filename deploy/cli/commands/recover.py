@@ -24,7 +24,7 @@ SETTING = "PENSTOCK_REDIS"
 
 
 def recover(
-    names: Annotated[list[str] | None, typer.Argument(metavar="RUN...", help="Only these runs.")] = None,
+    names: Annotated[list[str] | None, typer.Option("--run", help="Only this run; may be repeated.")] = None,
     redis: Annotated[str, typer.Option("--redis", envvar=SETTING, help="Redis of the platform.")] = "",
     adopt: Annotated[bool, typer.Option("--adopt", help="Take them over; each is failed then.")] = False,
     runs: RunsOption = DEFAULT_RUNS,
