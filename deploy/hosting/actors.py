@@ -17,9 +17,6 @@ from deploy.hosting.ray_internals import actor_row
 from services.contracts import HostPid
 from services.contracts.listening import advertised_host
 
-EARLY_DEATHS = 5
-"""How many times in a row a process may die before it is ready. Deaths of processes that were ready do not count."""
-
 
 @dataclass(frozen=True)
 class ActorState:

@@ -8,20 +8,21 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import Collection, Coroutine
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import RayTaskError
 
 from deploy.hosting import factories
 from deploy.hosting.actors import named_actor, named_actors
-from deploy.hosting.environment import place, process_environment
 from deploy.hosting.fleet import Fleet
+from deploy.hosting.nodes import ranks as learner_nodes
+from deploy.hosting.nodes.placed import placed as minding_its_place
+from deploy.hosting.nodes.places import Locations
+from deploy.hosting.nodes.preparing import check_fit, on_a_node, prepare
 from deploy.hosting.roles import (
     DIED,
     TRACKER_STOP_S,
@@ -36,17 +37,16 @@ from deploy.hosting.roles import (
     tracker_name,
 )
 from services.contracts import HostPid
-from services.settings import ClusterLimitsError, Recipe, load_cluster_limits, resource_requests
+from services.settings import ClusterLimitsError, load_cluster_limits, resource_requests
 from services.settings.rewards.limits import verifier_role
 from services.storage.hub.address import is_hub
 from services.storage.hub.copies import pinned_data
 from services.storage.models import inputs_folder, models_folder
+from services.streams.runs.places import AvoidedPlace, Place
 from services.streams.state.run_record import RunRecord
 
 log = logging.getLogger(__name__)
 
-PREPARE_S, ENDING_S = 600.0, 15.0
-"""The least time that preparation gets, and what of it is left to report that a download ran out of it."""
 POLL_S = 0.2
 ADOPT_S = 20.0
 """How long ranks that a previous gateway started may take to answer the new one."""
@@ -58,41 +58,24 @@ class PlacementError(RuntimeError):
     """A process could not be placed within the run's start-up deadline."""
 
 
-def _prepare(document: dict[str, Any], cache: str, deadline_s: float) -> str:
-    """Runs in a worker process: the model library is large, and the gateway must stay small."""
-    from learner.model.source import record_name
-    from services.settings import ModelSettings
-
-    return record_name(ModelSettings.model_validate(document), Path(cache), deadline_s)
-
-
-def _check_fit(
-    document: dict[str, Any], name: str, gib: dict[str, float | None], replicas: int | None, cache: str, _: float
-) -> None:
-    """Runs in a worker process, like `_prepare`.
-
-    `gib`: the memory of one GPU by role, in GiB. `replicas`: those of rollout, if this is the only machine.
-    """
-    from learner.model.fit import check_fit, check_machine
-    from learner.model.memory import host_size
-    from learner.model.shape import recorded_shape
-
-    recipe = Recipe.model_validate(document)
-    if shape := recorded_shape(recipe.model, name, Path(cache)):
-        check_fit(recipe, shape, gib["learner"], gib["rollout"])
-        if replicas is not None:
-            check_machine(recipe, shape, replicas, host_size())
-
-
 @dataclass
 class _Placed:
-    """What this process has placed for one run. `lost`: faults of the learner that its ranks do not report."""
+    """What this process has placed for one run. `lost`: faults of the learner that its ranks do not report.
+
+    `failed`: what its ranks reported last, by actor.
+    """
 
     rollout: Fleet
     verifier: Fleet
     sampler: Sampler
     ranks: list[Rank] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def fleets(self) -> tuple[Fleet, Fleet]:
+        """Both fleets."""
+        return self.rollout, self.verifier
 
 
 class RayCluster:
@@ -101,6 +84,8 @@ class RayCluster:
     def __init__(self, redis_url: str) -> None:
         self._redis_url = redis_url
         self._placed: dict[str, _Placed] = {}
+        self._avoided: dict[str, list[AvoidedPlace]] = {}
+        self._locations = Locations()
 
     async def prepare_model(self, record: RunRecord) -> str:
         """Prepare the model on one node, under `runs/models`; returns the name by which every node finds it.
@@ -108,7 +93,7 @@ class RayCluster:
         Raises learner's ModelSourceError, StoreError, TimeoutError.
         """
         model = record.recipe.model.model_dump(mode="json")
-        return str(await _on_a_node(record, _prepare, model, str(models_folder())))
+        return str(await on_a_node(record, prepare, model, str(models_folder())))
 
     async def prepare_data(self, record: RunRecord) -> dict[str, str]:
         """Download the data of the hub on one node, under `runs/inputs`; see Cluster.
@@ -117,7 +102,7 @@ class RayCluster:
         """
         sources = record.recipe.data_sources.items()
         fields = {str(source.path): f"{section}.path" for section, source in sources if is_hub(source.path)}
-        return dict(await _on_a_node(record, pinned_data, fields, inputs_folder()))
+        return dict(await on_a_node(record, pinned_data, fields, inputs_folder()))
 
     async def check_memory(self, record: RunRecord) -> None:
         """Compare what the run needs with its workers, the GPUs' memory as the chart states it, and an only machine.
@@ -136,7 +121,7 @@ class RayCluster:
         # The size of the model takes seconds to compute.
         if alone or any(gib.values()) or record.recipe.rollout.tensor_parallel > 1:
             document = record.recipe.model_dump(mode="json")
-            await _on_a_node(record, _check_fit, document, record.model_path, gib, replicas, str(models_folder()))
+            await on_a_node(record, check_fit, document, record.model_path, gib, replicas, str(models_folder()))
 
     async def start(self, record: RunRecord) -> None:
         """Start all processes of a run, or find those that a previous gateway started.
@@ -189,7 +174,10 @@ class RayCluster:
             # A new rank cannot join the others midway: the whole learner has to be restarted.
             placed.lost = [f"{name} died while no gateway was running" for name in sorted(names - found)]
             return
-        group = learner_placement(run, wanted.ranks, wanted.cpus, wanted.gpus)
+        selector = await asyncio.to_thread(
+            learner_nodes.selector, wanted.ranks, _rank_needs(record), self._avoided.get(run, ())
+        )
+        group = learner_placement(run, wanted.ranks, wanted.cpus, wanted.gpus, selector)
         placed.ranks = [
             Rank(run, rank, group, wanted.threads, wanted.cpus, wanted.gpus) for rank in range(wanted.ranks)
         ]
@@ -213,7 +201,8 @@ class RayCluster:
         host, port = await ranks[0].address(deadline_s)
         starts = []
         for number, rank in enumerate(ranks):
-            factory = partial(factories.learner, number, len(ranks), host, port)
+            make = partial(factories.learner, number, len(ranks), host, port)
+            factory = partial(minding_its_place, make, holds=False)
             starts.append(rank.start(factory, run, self._redis_url, deadline_s))
         await asyncio.gather(*starts)
 
@@ -224,7 +213,7 @@ class RayCluster:
         a repeated call succeeds, which also ends the processes that this call left.
         """
         placed = self._placed[record.id]
-        placed.ranks, placed.lost = [], [RESTART_UNFINISHED]
+        placed.ranks, placed.failed, placed.lost = [], {}, [RESTART_UNFINISHED]
         prefix = rank_name(record.id)
         for name in await asyncio.to_thread(named_actors, prefix):
             if actor := named_actor(name):
@@ -235,6 +224,7 @@ class RayCluster:
             if time.monotonic() > ends:
                 raise TimeoutError(f"killed {KILLED_S:g} s ago and still alive: {', '.join(left)}")
             await asyncio.sleep(POLL_S)
+        await asyncio.to_thread(learner_nodes.leave, self._avoided.get(record.id, ()))
         await self._start_learner(record, placed)
 
     async def restart_sampler(self, run: str) -> None:
@@ -259,18 +249,41 @@ class RayCluster:
         placed = self._placed.get(run)
         if placed is None:
             return []
-        fleets = (placed.rollout, placed.verifier)
         found = await asyncio.gather(
-            placed.sampler.fault(ready), *(asyncio.to_thread(fleet.fault, ready) for fleet in fleets)
+            placed.sampler.fault(ready),
+            *(asyncio.to_thread(fleet.fault, ready, self._avoided_by(run, fleet.name)) for fleet in placed.fleets),
         )
         return [fault for fault in found if fault]
+
+    def _avoided_by(self, run: str, service: str) -> list[Place]:
+        return [each.place for each in self._avoided.get(run, ()) if each.service == service]
+
+    async def avoid(self, run: str, places: Collection[AvoidedPlace]) -> None:
+        """Place no rank there from now on, if there is room elsewhere; replicas that are placed there only wait."""
+        self._avoided[run] = list(places)
+
+    async def used_up(self, run: str) -> list[AvoidedPlace]:
+        """Places where replicas kept dying before they were ready, although there are others."""
+        placed = self._placed.get(run)
+        found = [await asyncio.to_thread(fleet.used_up) for fleet in placed.fleets] if placed else []
+        return list(chain.from_iterable(found))
+
+    async def blamed(self, record: RunRecord) -> list[AvoidedPlace]:
+        """The nodes behind the fault that `learner_fault` reported last, if the ranks can leave them; `count` is 1."""
+        placed = self._placed.get(record.id)
+        if placed is None or not placed.failed:
+            return []
+        ranks, needs = record.recipe.learner.ranks, _rank_needs(record)
+        return await asyncio.to_thread(learner_nodes.blamed, placed.failed, DIED, self._locations, ranks, needs)
 
     async def learner_fault(self, run: str) -> str | None:
         """Why the learner has to be restarted: a rank failed, died, or was lost; else None."""
         placed = self._placed.get(run)
         if placed is None:
             return None
-        found = [fault for fault in await asyncio.gather(*(rank.fault() for rank in placed.ranks)) if fault]
+        faults = await asyncio.gather(*(rank.fault() for rank in placed.ranks))
+        placed.failed = {rank.actor_id: fault for rank, fault in zip(placed.ranks, faults, strict=True) if fault}
+        found = list(placed.failed.values())
         # Ranks whose process died come first: they cause the errors of the other ranks.
         return "; ".join([*placed.lost, *sorted(found, key=lambda fault: DIED not in fault)]) or None
 
@@ -297,6 +310,7 @@ class RayCluster:
         Raises ExceptionGroup with all failures, after the other processes were ended.
         """
         self._placed.pop(run, None)
+        self._avoided.pop(run, None)
         ends = time.monotonic() + deadline_s
         fleets = [Fleet(run, "rollout"), Fleet(run, "verifier")]
         failed = await _all_of(
@@ -310,30 +324,6 @@ class RayCluster:
 
 def _has_one_node() -> bool:
     return [node["Alive"] for node in ray.nodes()].count(True) == 1
-
-
-async def _on_a_node(record: RunRecord, do: Callable[..., Any], *arguments: Any) -> Any:
-    """What `do` returns on a node for preparation; its last argument is the time that a download may take.
-
-    Raises what `do` raises, TimeoutError.
-    """
-    deadline_s = max(PREPARE_S, record.recipe.limits.startup_timeout_s)
-    environment = process_environment(record.recipe.learner.threads)
-    task = ray.remote(do).options(
-        num_cpus=0, resources=place("cpu"), max_retries=0, runtime_env={"env_vars": environment}
-    )
-    reference = task.remote(*arguments, deadline_s - ENDING_S)
-    try:
-        async with asyncio.timeout(deadline_s):
-            return await asyncio.wrap_future(reference.future())
-    except RayTaskError as error:
-        raise error.cause from None
-    except TimeoutError:
-        ray.cancel(reference, force=True)  # it would go on, and keep the folder locked
-        message = (
-            f"preparation has not ended within {deadline_s:g} s (limits.startup_timeout_s, at least {PREPARE_S:g})"
-        )
-        raise TimeoutError(message) from None
 
 
 async def _all_of(*parts: Coroutine[Any, Any, None]) -> list[Exception]:
@@ -356,6 +346,10 @@ async def _await_gone(fleet: Fleet, ends: float) -> None:
             log.warning("the %s fleet is still draining at its deadline", fleet.name)
             return
         await asyncio.sleep(POLL_S)
+
+
+def _rank_needs(record: RunRecord) -> dict[str, float]:
+    return {"CPU": record.recipe.learner.cpus, "GPU": record.recipe.learner.gpus}
 
 
 def _needs(record: RunRecord) -> dict[str, float]:

@@ -10,20 +10,24 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from functools import partial
 from logging.handlers import MemoryHandler
 from typing import Any, TypeVar
 
 from ray import serve
 from ray.exceptions import GetTimeoutError, RayActorError
 
-from deploy.hosting.actors import EARLY_DEATHS, host_pid
+from deploy.hosting.actors import host_pid
 from deploy.hosting.environment import place, service_environment
 from deploy.hosting.hosted_service import DRAIN_S, HostedService
+from deploy.hosting.nodes.deaths import EarlyDeaths, Replica
+from deploy.hosting.nodes.placed import placed
+from deploy.hosting.nodes.places import Locations, rooms
 from deploy.hosting.ray_internals import bind_replica, delete_application, serve_applications, set_replicas
 from services.contracts import HostPid
 from services.contracts.listening import advertised_host
 from services.process import Service
+from services.streams.runs.places import AVOIDED_S, AvoidedPlace, Place
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +56,7 @@ class HostedReplica:
     def __init__(self, make: Callable[[], Service], run: str, redis_url: str, workers: int) -> None:
         _unbuffer_log()
         bind_replica(advertised_host())
-        self._hosted = HostedService(make, run, redis_url, workers=workers, exit_on_fault=True)
+        self._hosted = HostedService(partial(placed, make), run, redis_url, workers=workers, exit_on_fault=True)
 
     def check_health(self) -> None:
         """Called by Serve. Raises ReplicaFailedError when the service ended without having been stopped."""
@@ -76,44 +80,6 @@ def _unbuffer_log() -> None:
         if isinstance(handler, MemoryHandler) and handler.target is not None:
             serve_log.removeHandler(handler)
             serve_log.addHandler(handler.target)
-
-
-@dataclass
-class Replacements:
-    """Counts the replicas that died before they were ready since a replica last became ready, to limit replacements.
-
-    `leaving`: how many replicas are to leave because the fleet was scaled down.
-    """
-
-    leaving: int = 0
-    early: int = 0
-    _processes: dict[str, HostPid | None] = field(default_factory=dict)
-    _ready: set[str] = field(default_factory=set)
-
-    def observe(self, replicas: Mapping[str, HostPid | None], ready: Collection[HostPid]) -> int:
-        """Record the current replicas, with their processes where known; returns how many in a row died early.
-
-        `ready`: processes that are ready, or were until they died recently.
-        """
-        for replica, process in replicas.items():
-            self._processes[replica] = process or self._processes.get(replica)
-        for replica, process in self._processes.items():
-            if process in ready and replica not in self._ready:
-                self._ready.add(replica)
-                self.early = 0
-        for replica in sorted(self._processes.keys() - replicas.keys()):
-            self._depart(replica)
-        return self.early
-
-    def _depart(self, replica: str) -> None:
-        del self._processes[replica]
-        was_ready = replica in self._ready
-        self._ready.discard(replica)
-        if self.leaving:
-            self.leaving -= 1
-            return
-        self.early += not was_ready
-        log.warning("replica %s is gone (%s); it is replaced", replica, "was ready" if was_ready else "was never ready")
 
 
 def start_serve() -> None:
@@ -162,7 +128,10 @@ class Fleet:
         self.name = name
         self._run = run
         self._application = f"{run}.{name}"
-        self._replacements = Replacements()
+        self._deaths = EarlyDeaths()
+        self._locations = Locations()
+        self._ray_nodes: dict[Place, str] = {}
+        self._role, self._gpus = name, 0.0
         self._message = ""
 
     def start(
@@ -182,6 +151,7 @@ class Fleet:
         `role`: of the nodes that host it; by default the fleet's name. Raises TimeoutError while a previous fleet of
         this name is still being ended.
         """
+        self._role, self._gpus = role or self.name, gpus
         self._await_end()
         if _retried(self.exists):
             self.scale(replicas)
@@ -189,7 +159,7 @@ class Fleet:
         options = {
             "num_cpus": cpus,
             "num_gpus": gpus,
-            "resources": place(role or self.name),
+            "resources": place(self._role),
             "runtime_env": {"env_vars": service_environment(threads, gpus)},
         }
         target = self._described((make, self._run, redis_url, workers), replicas, options)
@@ -239,7 +209,7 @@ class Fleet:
         if replicas == before:
             return
         _retried(lambda: set_replicas(self._application, self.name, replicas, CALL_S))
-        self._replacements.leaving += max(0, before - replicas)
+        self._deaths.leaving += max(0, before - replicas)
 
     def _target(self) -> int:
         """The number of replicas last requested from Serve; Serve keeps the number when this process is restarted."""
@@ -252,10 +222,10 @@ class Fleet:
                 raise TimeoutError(f"Serve does not know the {self.name} fleet of {self._run} after {CALL_S:g} s")
             time.sleep(POLL_S)
 
-    def fault(self, ready: Collection[HostPid]) -> str | None:
+    def fault(self, ready: Collection[HostPid], avoided: Collection[Place] = ()) -> str | None:
         """Why the fleet has failed permanently: its deployment failed, or replacing replicas does not help; else None.
 
-        `ready`: processes that are ready, or were until they died recently.
+        `ready`: processes that are ready, or were until they died recently. `avoided`: places where replicas only wait.
         """
         try:
             details = _details(self._application)
@@ -269,11 +239,40 @@ class Fleet:
         if status == "DEPLOY_FAILED" or str(details.get("status")) == "DEPLOY_FAILED":
             why = message or _first_line(str(details.get("message", "")))
             return f"{self.name} fleet: Ray Serve failed to deploy it: {why}"
-        alive = {str(replica["replica_id"]): _process(replica) for replica in deployment.get("replicas", [])}
-        early = self._replacements.observe(alive, ready)
-        if early > EARLY_DEATHS:
-            return f"{self.name} fleet: {early} replicas in a row died before they were ready; {self._message}"
+        alive = {str(replica["replica_id"]): self._seen(replica) for replica in deployment.get("replicas", [])}
+        early = self._deaths.observe(alive, ready, avoided)
+        if self._deaths.suspicious and self._deaths.hopeless(rooms(self._role, self._gpus)):
+            where = "; ".join(f"{count} at {place}" for place, count in sorted(self._deaths.at.items()) if count)
+            died = f"{early} replicas in a row died before they were ready" + (f" ({where})" if where else "")
+            avoids = "".join(f"; {place} is avoided" for place in sorted(avoided))
+            return f"{self.name} fleet: {died}{avoids}; {self._message}"
         return None
+
+    def used_up(self) -> list[AvoidedPlace]:
+        """The places to avoid from now on: replicas kept dying there before they were ready, and there are others."""
+        if not self._deaths.suspicious:
+            return []
+        return [
+            AvoidedPlace(
+                service=self.name,
+                node=place.node,
+                device=place.device,
+                count=self._deaths.at[place],
+                reason="died before they were ready",
+                until=time.time() + AVOIDED_S,
+                ray_node=self._ray_nodes.get(place, ""),
+            )
+            for place in self._deaths.used_up(rooms(self._role, self._gpus))
+        ]
+
+    def _seen(self, replica: Mapping[str, Any]) -> Replica:
+        """A replica's process and place; the place is asked for once."""
+        name, actor = str(replica["replica_id"]), replica.get("actor_id")
+        place = self._deaths.place(name)
+        if place is None and actor and (found := self._locations.find(str(actor))):
+            place, ray_node = found
+            self._ray_nodes[place] = ray_node
+        return Replica(_process(replica), place)
 
     def request_stop(self) -> None:
         """Ask Serve to drain and end the fleet; returns at once."""

@@ -14,11 +14,12 @@ from typing import NamedTuple
 import psutil
 
 from services.contracts import ProcessInfo
+from services.streams.runs.places import AVOIDED
 
 log = logging.getLogger(__name__)
 
 VARIABLE = "PENSTOCK_POD"
-DRAINING = "draining"
+DRAINING, ENDING = "draining", "ending"
 
 
 class PodProcess(NamedTuple):
@@ -73,6 +74,24 @@ class PodRegistry:
             except FileNotFoundError:
                 log.debug("process %d has just withdrawn", pid)
         return found
+
+    def request_end(self, reason: str) -> None:
+        """Ask the pod's first process to end the pod, unless it does other work; `reason`: one line."""
+        partial = self._folder / f"{ENDING}.partial"
+        partial.write_text(reason)
+        partial.rename(self._folder / ENDING)
+
+    def withdraw_end(self) -> None:
+        """Take the request back; no effect if there is none."""
+        (self._folder / ENDING).unlink(missing_ok=True)
+
+    def end_reason(self) -> str | None:
+        """Why the pod is to end: it was asked to, and its processes only hold avoided places; else None."""
+        try:
+            reason = (self._folder / ENDING).read_text()
+        except FileNotFoundError:
+            return None
+        return reason if all(process.state == AVOIDED for process in self.processes()) else None
 
     def request_drain(self) -> None:
         """Ask all processes to drain."""

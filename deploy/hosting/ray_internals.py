@@ -4,6 +4,7 @@ Must not decide anything: each function wraps one call for which Ray has no publ
 check each of them (tests/deploy/test_hosting*.py, test_ray_start.py and tests/cluster run them):
 
 - `actor_row` (ray._private.state.actors): state, restarts and process of an actor, to notice processes that keep dying.
+- `actor_location` (ray._private.state, its actor table): the GPUs that Ray gave to an actor, also after its death.
 - `living_nodes`, `request_drain` (ray._raylet.GcsClient): join and drain of a pod's node, without being a Ray driver.
 - `serve_applications` (Serve's controller): state and replicas of an application, with address and process id.
 - `set_replicas` (Serve's controller): a new replica count that leaves the other replicas running.
@@ -28,11 +29,13 @@ from typing import Any
 
 import psutil
 import ray
-from ray import NodeID
+from ray import ActorID, NodeID
 from ray._private import parameter, ray_constants, services
 from ray._private.state import actors as actor_table
+from ray._private.state import state as global_state
 from ray._raylet import AuthenticationTokenLoader, Config, GcsClient  # type: ignore[attr-defined]  # not in its stub
 from ray.core.generated.autoscaler_pb2 import DrainNodeReason
+from ray.core.generated.gcs_pb2 import ActorTableData
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +56,20 @@ def actor_row(actor: Any) -> dict[str, Any]:
     """An actor's row in Ray's actor table: "State", "NumRestarts", "Address", "Pid". Blocks for a round trip."""
     row: dict[str, Any] = actor_table(actor._actor_id.hex())
     return row
+
+
+def actor_location(actor: str) -> tuple[str, list[int]] | None:
+    """The node of an actor, by its id in hex, and its GPUs' numbers there, also after its death; None if unknown.
+
+    Blocks for a round trip.
+    """
+    stored = global_state.get_actor_info(ActorID.from_hex(actor))
+    if stored is None:
+        return None
+    row = ActorTableData.FromString(stored)
+    node = row.address.node_id or row.node_id
+    gpus = [each.index for kind in row.resource_mapping if kind.name == "GPU" for each in kind.resource_ids]
+    return (NodeID(node).hex(), gpus) if node else None
 
 
 def living_nodes(gcs: str, timeout_s: float) -> set[str]:

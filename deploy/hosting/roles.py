@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import ray
@@ -15,9 +15,10 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutErro
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from deploy.hosting.actors import EARLY_DEATHS, Restarts, actor_state
+from deploy.hosting.actors import Restarts, actor_state
 from deploy.hosting.environment import NAMESPACE, place, service_environment
 from deploy.hosting.hosted_service import HostedService, free_address
+from deploy.hosting.nodes.deaths import EARLY_DEATHS
 from services.contracts import HostPid
 from services.process import Service
 
@@ -150,7 +151,9 @@ class Rank(RoleHandle):
     def __init__(self, run: str, rank: int, group: PlacementGroup, threads: int, cpus: float, gpus: float) -> None:
         options = {**_options(rank_name(run, rank), "learner", threads, cpus, gpus), "max_restarts": 0}
         options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=rank)
-        super().__init__(f"learner rank {rank}", ray.remote(RoleActor).options(**options).remote(False))
+        actor = ray.remote(RoleActor).options(**options).remote(False)
+        super().__init__(f"learner rank {rank}", actor)
+        self.actor_id = str(actor._actor_id.hex())
 
     async def address(self, deadline_s: float) -> tuple[str, int]:
         """A host and port where the actor runs. Raises TimeoutError if the actor was not placed in time, RoleError."""
@@ -194,14 +197,22 @@ def _options(name: str, role: str, threads: int, cpus: float, gpus: float) -> di
     }
 
 
-def learner_placement(run: str, ranks: int, cpus: float, gpus: float) -> PlacementGroup:
-    """The run's placement group: one bundle per rank, all or none, as close together as possible."""
+def learner_placement(
+    run: str, ranks: int, cpus: float, gpus: float, selector: Mapping[str, str] | None = None
+) -> PlacementGroup:
+    """The run's placement group: one bundle per rank, all or none, as close together as possible.
+
+    `selector`: labels that a node must have.
+    """
     bundle = place("learner") | {kind: amount for kind, amount in (("CPU", cpus), ("GPU", gpus)) if amount}
     name = f"{run}/learner"
     try:
         return ray.util.get_placement_group(name)
     except ValueError:
-        return placement_group([bundle] * ranks, strategy="PACK", name=name, lifetime="detached")
+        selectors = [dict(selector)] * ranks if selector else None
+        return placement_group(
+            [bundle] * ranks, strategy="PACK", name=name, lifetime="detached", bundle_label_selector=selectors
+        )
 
 
 def release_placement(run: str) -> None:

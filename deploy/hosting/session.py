@@ -19,10 +19,11 @@ import ray
 from ray import serve
 from ray.exceptions import GetTimeoutError, RayActorError
 
-from deploy.hosting.actors import EARLY_DEATHS, Restarts, actor_state
+from deploy.hosting.actors import Restarts, actor_state
 from deploy.hosting.environment import NAMESPACE, ROLES, serving
 from deploy.hosting.fleet import start_serve
 from deploy.hosting.gateway import start_gateway
+from deploy.hosting.nodes.deaths import EARLY_DEATHS
 from deploy.hosting.ray_internals import local_node_options, patient_start, use_token
 
 log = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from types import FrameType
 
 import psutil
 
-from deploy.hosting.ray_node import joined, started_node
+from deploy.hosting.nodes.ray_node import joined, started_node
 from deploy.kubernetes.pod import Pod, PodError
 from deploy.kubernetes.probes import PORT, Probes
 from services.process import add_redis_option, configure_logging

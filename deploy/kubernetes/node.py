@@ -16,7 +16,7 @@ import time
 import psutil
 
 from deploy.hosting.environment import ROLES
-from deploy.hosting.ray_node import Node, drain, joined, started_node
+from deploy.hosting.nodes.ray_node import Node, drain, joined, started_node
 from deploy.kubernetes.pod import Pod, PodError
 from deploy.kubernetes.probes import PORT, Probes
 from services.process import configure_logging

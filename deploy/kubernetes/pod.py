@@ -1,6 +1,6 @@
 """Owns a Ray pod as its first process sees it: Ray as a child process, the hosted processes, and an orderly end.
 
-Must not decide when to end, nor import ray; deploy.hosting.ray_node queries Ray.
+Must not decide when to end, nor import ray; deploy.hosting.nodes.ray_node queries Ray.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from collections.abc import Collection
 from typing import Protocol
 
 from services.contracts import HostPid
+from services.streams.runs.places import AvoidedPlace
 from services.streams.state.run_record import RunRecord
 
 
@@ -58,6 +59,18 @@ class Cluster(Protocol):
         `ready`: host and pid of the run's processes whose heartbeat reports ready; a process that died is among them
         until its heartbeat lapses. The death of such a process does not count.
         """
+
+    async def avoid(self, run: str, places: Collection[AvoidedPlace]) -> None:
+        """Place nothing of these services there from now on, if there is room elsewhere. Replaces earlier places."""
+
+    async def used_up(self, run: str) -> list[AvoidedPlace]:
+        """The places to avoid from now on: processes kept failing there, and there is room elsewhere.
+
+        A place is reported until `avoid` names it.
+        """
+
+    async def blamed(self, record: RunRecord) -> list[AvoidedPlace]:
+        """The nodes behind the fault that `learner_fault` reported last, if the ranks can leave them; `count` is 1."""
 
     async def learner_fault(self, run: str) -> str | None:
         """Why the learner has to be restarted, or None: a rank failed, died, or cannot be found."""

@@ -10,6 +10,7 @@ from collections.abc import Collection
 
 from services.contracts import ProcessInfo
 from services.controller.cluster import Cluster
+from services.controller.fleet.avoiding import Avoiding
 from services.controller.retry import RetriedRequest, RunFailedError
 from services.streams.connection.client import Redis
 from services.streams.keys import RunKeys
@@ -82,6 +83,7 @@ class HealthMonitor:
         self._learner_restart = self._request("restart-failed", "the learner could not be restarted", "learner-restart")
         self._learner_restarts = 0
         self._previous_learners: set[str] = set()
+        self._avoiding = Avoiding(redis, cluster, event_log, record.id)
         self._learner_was_ready = False
         self._step = -1
 
@@ -101,6 +103,7 @@ class HealthMonitor:
         fault: str | None = None
         if self._checks.due:
             async with self._checks:
+                await self._avoiding.look()
                 faults = await self._cluster.faults(self._run, ready)
                 fault = await self._cluster.learner_fault(self._run) if trains else None
         if faults:
@@ -139,7 +142,7 @@ class HealthMonitor:
             self._learner_was_ready |= bool(ready - self._previous_learners)
             if not (cause := fault or silence):
                 return
-            await self._count_learner_restart(cause)
+            await self._count_learner_restart(record, cause)
         # Killed ranks, and ranks that a failed restart had started, have a heartbeat until it lapses.
         self._previous_learners = ready
         async with self._learner_restart:
@@ -147,13 +150,14 @@ class HealthMonitor:
                 await self._cluster.restart_learner(record)
             self._learner.restart(present)
 
-    async def _count_learner_restart(self, fault: str) -> None:
+    async def _count_learner_restart(self, record: RunRecord, fault: str) -> None:
         """Report that the learner is restarted, and why; once for all attempts. Raises RunFailedError at the limit."""
         step = await committed_step(self._redis, RunKeys(self._run))
         # However often a ready learner is killed, that is no sign of a fault; a failure that it reports is one.
         forgiven = step != self._step or (self._learner_was_ready and FAILED not in fault)
         self._learner_restarts = 1 if forgiven else self._learner_restarts + 1
         self._step, self._learner_was_ready = step, False
+        await self._avoiding.blame(await self._cluster.blamed(record), forgiven=forgiven)
         if self._learner_restarts > LEARNER_RESTARTS:
             raise RunFailedError(
                 f"{fault} (the learner was restarted {LEARNER_RESTARTS} times without a new rollout step)"

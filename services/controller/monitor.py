@@ -47,7 +47,7 @@ class RunMonitor:
             processes = await live_processes(context.redis, context.run)
             await self._accounts.look(record, processes)
             restarting = await self._health.check(record, processes)
-            await self._fleet.scale(record)
+            await self._fleet.scale(record, processes)
             await self._fleet.show(record, processes)
             paused = await self._pause_or_resume(record)
             await self._tuner.look(record, steady=self._fleet.complete(processes) and not paused and not restarting)

@@ -92,6 +92,7 @@ class Placement:
             record = await context.current()
             await self._accounts.look(record, processes)
             restarting = await health.check(record, processes)
+            await self._fleet.scale(record, processes)
             await context.metrics.show(self._fleet.sized(record), processes)
             ready = {process.service for process in processes if process.state == "ready"}
             for service in sorted(ready - announced):
@@ -215,7 +216,8 @@ class Placement:
             wait="start-again",
         )
         while True:
-            record = self._fleet.set_initial(await context.current())
+            record = await context.current()
+            record = self._fleet.set_initial(record, await live_processes(context.redis, context.run))
             with context.waits.on("placing", "services to be placed", record.recipe.limits.startup_timeout_s):
                 if record.state is RunState.STARTING:
                     await context.cluster.start(record)

@@ -27,11 +27,12 @@ from services.settings import Recipe, resource_requests
 from services.settings.operator.prices import NANO
 from services.streams.runs.ledger import COST as MONEY
 from services.streams.runs.ledger import Ledger
+from services.streams.runs.places import AVOIDED
 from services.streams.runs.uses import rows_of
 from services.streams.state.events import EventLog
 from services.streams.state.run_record import RunRecord
 
-PROCESS_STATES = ("starting", "joining", "ready", "draining", "poisoned")
+PROCESS_STATES = ("starting", "joining", "ready", "draining", "poisoned", AVOIDED)
 
 
 class RunStates:

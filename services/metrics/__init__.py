@@ -49,6 +49,16 @@ TUNING_STALENESS = Gauge("penstock_tuning_staleness_steps", "Mean staleness, as 
 TUNING_STALENESS_TARGET = Gauge("penstock_tuning_staleness_target_steps", "Target of that mean.", ["run"])
 
 # Every process of a run.
+AVOIDED_PLACES = Gauge(
+    "penstock_avoided_places",
+    "Nodes and devices that a run avoids, because its processes failed there.",
+    ["run", "service"],
+)
+GPU_ERRORS = Counter(
+    "penstock_gpu_errors_total",
+    "Errors of GPUs that run Penstock: Xids, uncorrected ECC errors, failed or pending remapping.",
+    ["node", "device", "kind"],
+)
 _WAIT = ["run", "service", "wait"]
 WAIT_SECONDS = Gauge("penstock_wait_seconds", "How long a process has been waiting, by reason.", _WAIT)
 WAIT_DEADLINE_SECONDS = Gauge("penstock_wait_deadline_seconds", "Deadline of a current wait.", _WAIT)

@@ -151,12 +151,17 @@ class ClusterLimits(Section):
     learner: RoleLimits
     rewards: RewardLimits = RewardLimits()
 
+    def of(self, role: str) -> RoleLimits:
+        """The limits of a role."""
+        found: RoleLimits = getattr(self, FIELDS.get(role, role))
+        return found
+
     def shortage(
         self, wanted: Mapping[str, Sequence[ResourceRequest]], others: Mapping[str, Sequence[ResourceRequest]]
     ) -> str | None:
         """Why the processes `wanted` by role have no room beside the requests of the `others`, or None."""
         for role, processes in wanted.items():
-            limits: RoleLimits = getattr(self, FIELDS.get(role, role))
+            limits = self.of(role)
             value = f"{VALUES.get(role, role)}.maxReplicas"
             if not processes:
                 continue

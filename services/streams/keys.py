@@ -145,6 +145,7 @@ class RunKeys:
     unknown = _Key()
     row_functions = _Key()
     logs = _Key()
+    places = _Key()
 
     def __post_init__(self) -> None:
         if not RUN_ID.fullmatch(self.run):

@@ -177,7 +177,7 @@ async def test_killed_processes_recover_never_ready_ones_are_faults(
     from deploy.hosting.actors import actor_state, named_actor
 
     allowed = 2
-    for module in ("fleet", "roles"):
+    for module in ("nodes.deaths", "roles"):
         monkeypatch.setattr(f"deploy.hosting.{module}.EARLY_DEATHS", allowed)
     monkeypatch.setattr(factories, "verifier", partial(echo, "verifier", fails="no sandbox", gets_ready=False))
     await cluster.start(await submitted(redis, run_id))
@@ -368,13 +368,13 @@ def write_pid_and_sleep(path: str, _: float) -> None:
 async def test_preparation_that_takes_too_long_is_ended(
     cluster: Any, redis: Any, run_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from deploy.hosting import cluster as module
+    from deploy.hosting.nodes import preparing as module
 
     monkeypatch.setattr(module, "PREPARE_S", 20.0)
     document = recipe_document("/nowhere", limits={"startup_timeout_s": 20.0})
     record = await RunRecords(redis).create(run_id, parse_recipe(document))
     with pytest.raises(TimeoutError, match=r"^preparation has not ended within 20 s \(limits\.startup_timeout_s, at "):
-        await module._on_a_node(record, write_pid_and_sleep, str(tmp_path / "pid"))
+        await module.on_a_node(record, write_pid_and_sleep, str(tmp_path / "pid"))
     await until_gone([int((tmp_path / "pid").read_text())], 60)
 
 

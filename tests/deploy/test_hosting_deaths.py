@@ -5,28 +5,142 @@ Must not start a process.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import pytest
+
+from deploy.hosting.nodes.deaths import EARLY_DEATHS, MOST_DEATHS, PLACE_TRIES, EarlyDeaths, Replica, Rooms
+from services.contracts import HostPid
+from services.streams.runs.places import Place
 
 # Ray, which hosting imports, emits its own warnings.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-def test_only_replicas_that_were_never_ready_count() -> None:
-    from deploy.hosting.fleet import Replacements
+def replicas(**places: str | None) -> dict[str, Replica]:
+    """Replicas by name. A place is written as NODE/DEVICE; the process of `a1` is number 1 of host a."""
+    found = {}
+    for name, where in places.items():
+        place = Place(*where.split("/")) if where else None
+        found[name] = Replica((name[0], int(name[1:])) if where else None, place)
+    return found
 
+
+def die(deaths: EarlyDeaths, where: str, times: int, avoided: Collection[Place] = (), **others: str) -> None:
+    """Replicas at a place that die one after the other, before they are ready; `others` stay."""
+    for number in range(times):
+        deaths.observe(replicas(**{f"x{number}": where}, **others), (), avoided)
+    deaths.observe(replicas(**others), (), avoided)
+
+
+def test_only_replicas_that_were_never_ready_count() -> None:
     a, b, c, d, e = ("10.0.0.1", 1), ("10.0.0.2", 2), ("10.0.0.2", 1), ("10.0.0.1", 4), ("10.0.0.1", 5)
-    replacements = Replacements()
-    assert replacements.observe({"a": a, "b": None}, ready={a}) == 0
-    assert replacements.observe({"a": a, "b": b}, ready={a}) == 0
-    assert replacements.observe({"c": c, "b": b}, ready={a}) == 0, "a was ready"
-    assert replacements.observe({"d": d, "b": b}, ready={a}) == 1, (
+    deaths = EarlyDeaths()
+
+    def observe(found: dict[str, HostPid | None], ready: set[HostPid]) -> int:
+        return deaths.observe({name: Replica(process) for name, process in found.items()}, ready)
+
+    assert observe({"a": a, "b": None}, ready={a}) == 0
+    assert observe({"a": a, "b": b}, ready={a}) == 0
+    assert observe({"c": c, "b": b}, ready={a}) == 0, "a was ready"
+    assert observe({"d": d, "b": b}, ready={a}) == 1, (
         "c was never ready: the ready process with its id is on another host"
     )
-    assert replacements.observe({"d": d, "e": None}, ready=set()) == 2
-    assert replacements.observe({"d": d, "e": e}, ready={e}) == 0, "e is ready, so replacing helps"
-    replacements.leaving = 1
-    assert replacements.observe({"e": e}, ready={e}) == 0, "the fleet was scaled down"
-    assert replacements.observe({}, ready=set()) == 0
+    assert observe({"d": d, "e": None}, ready=set()) == 2
+    assert observe({"d": d, "e": e}, ready={e}) == 0, "e is ready, so replacing helps"
+    deaths.leaving = 1
+    assert observe({"e": e}, ready={e}) == 0, "the fleet was scaled down"
+    assert observe({}, ready=set()) == 0
+
+
+def test_one_bad_device_is_avoided_and_the_run_goes_on() -> None:
+    rooms = Rooms({"n": frozenset({"0", "1"})})
+    deaths = EarlyDeaths()
+    die(deaths, "n/0", PLACE_TRIES, a1="n/1")
+    assert deaths.used_up(rooms) == [Place("n", "0")], "its neighbour still starts"
+    assert not deaths.hopeless(rooms)
+    die(deaths, "n/0", 2 * MOST_DEATHS, avoided=[Place("n", "0")], a1="n/1")
+    assert not deaths.hopeless(rooms), "replicas that hold the place do not count"
+    assert deaths.in_row == PLACE_TRIES
+    assert deaths.used_up(rooms) == [], "it is avoided already"
+
+
+def test_the_only_place_is_never_avoided() -> None:
+    rooms = Rooms({"n": frozenset({"0"})})
+    deaths = EarlyDeaths()
+    for died in range(1, EARLY_DEATHS + 2):
+        die(deaths, "n/0", 1)
+        assert deaths.used_up(rooms) == []
+        assert deaths.hopeless(rooms) == (died > EARLY_DEATHS)
+    grows = Rooms(rooms.nodes, may_grow=True)
+    assert deaths.used_up(grows) == [Place("n", "0")], "another pod may be added"
+    assert not deaths.hopeless(grows)
+
+
+def test_deaths_wherever_it_was_tried_end_the_run() -> None:
+    two = Rooms({"n": frozenset({"0"}), "m": frozenset({"0"})})
+    deaths = EarlyDeaths()
+    die(deaths, "n/0", PLACE_TRIES)
+    assert deaths.used_up(two) == [Place("n", "0")], "m has not been tried"
+    avoided = [Place("n", "0")]
+    die(deaths, "m/0", PLACE_TRIES, avoided)
+    assert deaths.used_up(two) == [], "n is avoided, so m is the last one"
+    assert deaths.hopeless(two)
+
+    many = Rooms({name: frozenset({"0"}) for name in "abcdefgh"}, may_grow=True)
+    deaths = EarlyDeaths()
+    for node in "abc":
+        die(deaths, f"{node}/0", 2)
+    assert deaths.hopeless(many), "three nodes at once are not at fault"
+
+
+def test_a_slow_start_elsewhere_is_waited_for_up_to_a_limit() -> None:
+    rooms = Rooms({name: frozenset({"0"}) for name in "abcd"})
+    deaths = EarlyDeaths()
+    for node in "abc":
+        die(deaths, f"{node}/0", 2, d1="d/0")
+    assert not deaths.hopeless(rooms), "d still starts"
+    die(deaths, "a/0", MOST_DEATHS, d1="d/0")
+    assert deaths.hopeless(rooms)
+    deaths.observe(replicas(d1="d/0"), [("d", 1)])
+    assert not deaths.hopeless(rooms), "d works"
+
+
+def test_a_place_that_is_no_longer_avoided_is_tried_again() -> None:
+    rooms = Rooms({"n": frozenset({"0", "1"})})
+    deaths = EarlyDeaths()
+    die(deaths, "n/0", PLACE_TRIES, a1="n/1")
+    die(deaths, "n/0", 1, [Place("n", "0")], a1="n/1")
+    die(deaths, "n/0", PLACE_TRIES - 1, a1="n/1")
+    assert deaths.used_up(rooms) == []
+    die(deaths, "n/0", 1, a1="n/1")
+    assert deaths.used_up(rooms) == [Place("n", "0")]
+
+
+def test_a_lost_device_without_another_one_ends_the_run() -> None:
+    lost = [Place("n", "GPU-a")]
+    only = Rooms({"n": frozenset({"GPU-a"})})
+    deaths = EarlyDeaths()
+    deaths.observe(replicas(a1="n/GPU-a"), (), lost)
+    assert deaths.hopeless(only), "its replica can only hold it"
+    assert not deaths.hopeless(Rooms({"n": frozenset({"GPU-a", "GPU-b"})}))
+    assert not deaths.hopeless(Rooms(may_grow=True)), "its pod is being replaced"
+    deaths.observe(replicas(b1="n/GPU-b"), (), lost)
+    assert not deaths.hopeless(only), "the new pod of this node has another device"
+
+
+def test_places_meet_where_they_share_a_device() -> None:
+    cases = {
+        (Place("n", "0"), Place("n", "0")): True,
+        (Place("n", "0+1"), Place("n", "1")): True,
+        (Place("n", "0"), Place("n", "1")): False,
+        (Place("n", ""), Place("n", "1")): True,
+        (Place("n", "0"), Place("m", "0")): False,
+    }
+    assert {pair: pair[0].meets(pair[1]) for pair in cases} == cases
+    assert Rooms({"n": frozenset("0123")}, needed=2).left([Place("n", "0+1")])
+    assert not Rooms({"n": frozenset("012")}, needed=2).left([Place("n", "0+1")])
+    assert not Rooms({"n": frozenset({""})}).left([Place("n")])
 
 
 def test_only_actors_that_were_never_ready_count() -> None:

@@ -13,6 +13,7 @@ from services.contracts import ProcessInfo
 from services.controller.retry import RetriedRequest
 from services.controller.run_context import FLEET_WAIT, RunContext
 from services.settings import ClusterLimitsError, load_cluster_limits
+from services.streams.runs.places import AVOIDED
 from services.streams.state.run_record import RunRecord
 
 log = logging.getLogger(__name__)
@@ -29,23 +30,30 @@ class FleetScaling:
         self._scaling_verifiers = self._request("verifier", "verifier-scaling-again")
         self._reported = ""
         self.replicas = self.verifiers = 0
+        self._held = self._processes = 0  # replicas that hold avoided places; all that were requested
 
     def _request(self, fleet: str, wait: str) -> RetriedRequest:
         failure = f"the {fleet} fleet could not be scaled"
         context = self._context
         return RetriedRequest(context.event_log, context.waits, phase="scaling-failed", failure=failure, wait=wait)
 
-    def set_initial(self, record: RunRecord) -> RunRecord:
-        """The record with the number of replicas to start with."""
+    def set_initial(self, record: RunRecord, processes: list[ProcessInfo]) -> RunRecord:
+        """The record with the number of replicas to start with. `processes`: those of the run that live already."""
         self.replicas, self.verifiers = self._allowed(record), record.recipe.verifier.replicas
-        return self.sized(record)
+        self._held = _holding(processes)
+        self._processes = self._with_held(record)
+        return replace(record, rollout_replicas=self._processes)
 
     def sized(self, record: RunRecord) -> RunRecord:
-        """The record with the number of replicas last requested from the cluster in place of its own."""
+        """The record with the number of replicas that are to work now in place of its own."""
         return replace(record, rollout_replicas=self.replicas)
 
-    async def scale(self, record: RunRecord) -> None:
-        """Ask the cluster for the requested replicas, if their number changed or the last request failed."""
+    async def scale(self, record: RunRecord, processes: list[ProcessInfo]) -> None:
+        """Ask the cluster for the requested replicas, if their number changed or the last request failed.
+
+        A replica that holds an avoided place does no work, so another one is requested for it, within the limits.
+        """
+        self._held = _holding(processes)
         await self._scale_rollout(record)
         await self._scale_verifiers(record.recipe.verifier.replicas)
 
@@ -55,13 +63,18 @@ class FleetScaling:
             limited = f" ({wanted} are requested; the cluster's limits allow no more)" if replicas < wanted else ""
             await self._context.event_log.write("scaling", f"rollout {self.replicas} -> {replicas} replicas{limited}")
             self.replicas = replicas
-        elif not self._scaling.retry_pending:
+        processes = self._with_held(record)
+        if processes == self._processes and not self._scaling.retry_pending:
             return
+        if self._held and processes > replicas and processes != self._processes:
+            text = f"{self._held} rollout replicas hold avoided places; {processes} are requested instead of {replicas}"
+            await self._context.event_log.write("scaling", text)
+        self._processes = processes
         if not self._scaling.due:
             return
         async with self._scaling:
-            with self._context.waits.on("scaling", f"the fleet to be scaled to {replicas} replicas", SCALING_S):
-                await self._context.cluster.scale_rollout(self._context.run, replicas)
+            with self._context.waits.on("scaling", f"the fleet to be scaled to {processes} replicas", SCALING_S):
+                await self._context.cluster.scale_rollout(self._context.run, processes)
 
     async def _scale_verifiers(self, wanted: int) -> None:
         context, request = self._context, self._scaling_verifiers
@@ -76,9 +89,9 @@ class FleetScaling:
                     await context.cluster.scale_verifier(context.run, wanted)
 
     def complete(self, processes: list[ProcessInfo]) -> bool:
-        """Whether as many rollout replicas are ready as were requested last."""
+        """Whether as many rollout replicas are ready as were requested last, less those that hold avoided places."""
         ready = sum(process.service == "rollout" and process.state == "ready" for process in processes)
-        return ready >= self.replicas
+        return ready >= max(1, self.replicas - _holding(processes))
 
     async def show(self, record: RunRecord, processes: list[ProcessInfo]) -> None:
         """Show the fleets in the metrics, and wait for replicas that are not ready, also while the run is paused."""
@@ -95,12 +108,30 @@ class FleetScaling:
     def _allowed(self, record: RunRecord) -> int:
         """The number of rollout replicas to run: as requested, within the cluster's limits as they are now."""
         try:
-            limits = load_cluster_limits()
+            most = self._most(record)
         except ClusterLimitsError as error:
             if (text := str(error)) != self._reported:
                 log.warning("%s; the fleet of run %s keeps %d replicas", text, self._context.run, self.replicas)
                 self._reported = text
             return self.replicas or record.rollout_replicas
         self._reported = ""
-        most = limits.most_replicas(record.recipe) if limits else None
         return record.rollout_replicas if most is None else max(1, min(most, record.rollout_replicas))
+
+    def _with_held(self, record: RunRecord) -> int:
+        """The number of replicas to request, so that `replicas` work if there is room beside those that only hold."""
+        wanted = self.replicas + self._held
+        try:
+            most = self._most(record)
+        except ClusterLimitsError:
+            return self._processes or self.replicas  # _allowed reports it
+        return wanted if most is None else max(self.replicas, min(most, wanted))
+
+    @staticmethod
+    def _most(record: RunRecord) -> int | None:
+        limits = load_cluster_limits()
+        return limits.most_replicas(record.recipe) if limits else None
+
+
+def _holding(processes: list[ProcessInfo]) -> int:
+    """How many rollout replicas hold avoided places."""
+    return sum(process.service == "rollout" and process.state == AVOIDED for process in processes)

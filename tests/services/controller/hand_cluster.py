@@ -30,6 +30,7 @@ class HandCluster:
         self.too_large, self.room = set(), set()
         self.failing = {}
         self.looks = 0
+        self.avoided, self.bad_places, self.behind = [], [], []
 
     def request(self, name, detail=""):
         self.requests.append(f"{name} {detail}".strip())
@@ -59,6 +60,16 @@ class HandCluster:
             raise self.failing["faults"].pop(0)
         self.ready = set(ready)
         return self.fault
+
+    async def avoid(self, run, places):
+        self.avoided = list(places)
+
+    async def used_up(self, run):
+        names = [place.place for place in self.avoided]
+        return [place for place in self.bad_places if place.place not in names]
+
+    async def blamed(self, record):
+        return self.behind
 
     async def learner_fault(self, run):
         return self.broken_learner

@@ -1,0 +1,80 @@
+"""Owns which places a run avoids: recorded where its processes kept failing, reported once, and told to the cluster.
+
+Must not count failures; the cluster does, which sees where processes are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from services.controller.cluster import Cluster
+from services.metrics import AVOIDED_PLACES, GPU_ERRORS
+from services.streams.connection.client import Redis
+from services.streams.keys import RunKeys
+from services.streams.runs.places import AvoidedPlace, avoid, avoided_places
+from services.streams.state.events import EventLog
+
+REASON_CHARACTERS = 300
+TRIES = 3
+"""Failures of ranks in a row, without a new rollout step, after which the learner leaves the node behind them."""
+
+
+class Avoiding:
+    """The avoided places of one run. They are in Redis, so that the next controller avoids them too."""
+
+    def __init__(self, redis: Redis, cluster: Cluster, event_log: EventLog, run: str) -> None:
+        self._redis = redis
+        self._cluster = cluster
+        self._event_log = event_log
+        self._run = run
+        self._keys = RunKeys(run)
+        self._shown: dict[tuple[str, str, str, str], AvoidedPlace] = {}
+        self._blamed: dict[str, int] = {}
+
+    async def look(self) -> None:
+        """Record the places that were used up since, report new ones, and tell the cluster which are avoided now."""
+        for place in await self._cluster.used_up(self._run):
+            await self.avoid(place)
+        found = await avoided_places(self._redis, self._keys)
+        await self._cluster.avoid(self._run, found)
+        self._show(found)
+
+    async def avoid(self, place: AvoidedPlace) -> None:
+        """Avoid a place from now on, and report it with the last failure of its service."""
+        failure = await self._last_failure(place.service)
+        reason = f"{place.reason}; last: {failure}" if failure else place.reason
+        place = place.model_copy(update={"reason": reason[:REASON_CHARACTERS]})
+        if await avoid(self._redis, self._keys, place):
+            await self._event_log.write("node-avoided", str(place))
+
+    async def blame(self, places: Collection[AvoidedPlace], *, forgiven: bool) -> None:
+        """Count a failure of the learner against these nodes, and avoid one behind TRIES failures in a row.
+
+        `forgiven`: the learner had worked before, so that earlier failures do not count.
+        """
+        before = {} if forgiven else self._blamed
+        self._blamed = {place.node: before.get(place.node, 0) + place.count for place in places}
+        for place in places:
+            if (count := self._blamed[place.node]) >= TRIES:
+                await self.avoid(place.model_copy(update={"count": count}))
+                del self._blamed[place.node]
+        await self._cluster.avoid(self._run, await avoided_places(self._redis, self._keys))
+
+    def _show(self, found: list[AvoidedPlace]) -> None:
+        """Show the number of places by service, and errors of devices while their places are avoided."""
+        now = {(place.service, *place.place, place.kind): place for place in found}
+        for key, place in now.items():
+            if place.kind and key not in self._shown:
+                GPU_ERRORS.labels(*place.place, place.kind).inc()
+        for key, place in self._shown.items():
+            if place.kind and key not in now:
+                GPU_ERRORS.remove(*place.place, place.kind)
+        self._shown = now
+        for service in ("learner", "rollout", "verifier"):
+            AVOIDED_PLACES.labels(self._run, service).set(sum(place.service == service for place in found))
+
+    async def _last_failure(self, service: str) -> str:
+        async for event in self._event_log.newest_events():
+            if event.phase == "service-failed" and event.service == service:
+                return event.text
+        return ""
