@@ -22,6 +22,11 @@ ROLES = ("head", "cpu", "verifier", "verifier-code", "rollout", "learner")
 SLOTS = 1000
 """How many processes of a role a node accepts: more than ever start, so that a role only selects nodes."""
 
+NODE_LABEL = "penstock.dev/node"
+"""The label of a Ray node with the name of its machine, which stays when the pod is replaced."""
+GPU_LABEL = "penstock.dev/gpu-"
+"""With a GPU's number as Ray counts: the label of its node with its UUID."""
+
 QUIET = {
     "HF_HUB_OFFLINE": "1",
     "TOKENIZERS_PARALLELISM": "false",

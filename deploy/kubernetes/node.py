@@ -1,6 +1,8 @@
 """Owns the first process of a worker pod, `python -m deploy.kubernetes.node --role ROLE`.
 
 Must not be used on a laptop, where `penstock up` starts everything.
+On a node that cannot do the pod's work, it says why instead of starting Ray, and ends. It also ends the pod when all
+that is left in it holds a place that a run avoids: Kubernetes then replaces it.
 Drain order: nothing more is placed here -> hosted services release their leases -> Ray ends.
 """
 
@@ -17,6 +19,7 @@ import psutil
 
 from deploy.hosting.environment import ROLES
 from deploy.hosting.nodes.ray_node import Node, drain, joined, started_node
+from deploy.kubernetes.node_facts import gpu_problem, label_variables, report
 from deploy.kubernetes.pod import Pod, PodError
 from deploy.kubernetes.probes import PORT, Probes
 from services.process import configure_logging
@@ -28,6 +31,8 @@ JOIN_S = 300.0
 NODE_DEADLINE_S = 60.0
 """The deadline given to Ray, by which the pod has ended (terminationGracePeriodSeconds is 90)."""
 WATCH_S = 1.0
+UNUSABLE_S = 60.0
+"""How long a pod stays on a node that cannot do its work, so that it is seen there and not replaced in a tight loop."""
 
 
 class Worker:
@@ -37,6 +42,7 @@ class Worker:
         self._role = role
         self._pod = Pod()
         self._node: Node | None = None
+        self._problem = ""
         self._stopping = threading.Event()
         self._probes = Probes({"/healthz": self._pod.ray_problem, "/readyz": self._unready}, port)
 
@@ -45,15 +51,24 @@ class Worker:
         self._stopping.set()
 
     def run(self) -> int:
-        """Start Ray, and run until a signal arrives or Ray ends; returns the exit status. Raises PodError."""
-        ray = self._pod.start_ray()
+        """Start Ray, and run until a signal arrives or the pod has to end; returns the exit status. Raises PodError."""
+        if problem := gpu_problem():
+            return self._unusable(problem)
+        ray = self._pod.start_ray(**label_variables())
+        status = 0
         try:
             self._join(ray)
             while not self._stopping.wait(WATCH_S):
                 self._pod.reap()
                 if problem := self._pod.ray_problem():
                     raise PodError(problem)
-            log.info("received a signal to stop; draining")
+                if reason := self._pod.registry.end_reason():
+                    log.error("this pod ends, and is replaced: %s", reason)
+                    report(self._role, reason, to_runs=False)
+                    status = 1
+                    break
+            else:
+                log.info("received a signal to stop; draining")
             self._pod.ending = True
             if self._node is not None:
                 drain(self._node, NODE_DEADLINE_S)
@@ -62,7 +77,16 @@ class Worker:
             self._pod.end_ray()
             self._probes.close()
         log.info("drained and stopped")
-        return 0
+        return status
+
+    def _unusable(self, problem: str) -> int:
+        """Say why the node cannot do the pod's work, and end after a while: KubeRay replaces the pod at once."""
+        log.error("%s; this pod ends in %g s", problem, UNUSABLE_S)
+        self._problem = problem
+        report(self._role, problem)
+        self._stopping.wait(UNUSABLE_S)
+        self._probes.close()
+        return 1
 
     def _join(self, ray: psutil.Process) -> None:
         """Wait until Ray lists this node as alive. Raises PodError after JOIN_S seconds, or when Ray ends."""
@@ -79,6 +103,8 @@ class Worker:
                 raise PodError(f"Ray has not joined its cluster within {JOIN_S:g} s")
 
     def _unready(self) -> str | None:
+        if self._problem:
+            return self._problem
         return self._pod.readiness_problem() if self._node is not None else "Ray has not joined its cluster yet"
 
 

@@ -44,8 +44,11 @@ class Pod:
         self._ray: subprocess.Popen[bytes] | None = None
         self.ending = False
 
-    def start_ray(self) -> psutil.Process:
-        """Start Ray with the command in KubeRay's variable, as a child process. Raises PodError if it is not set."""
+    def start_ray(self, **variables: str) -> psutil.Process:
+        """Start Ray with the command in KubeRay's variable, as a child process. Raises PodError if it is not set.
+
+        `variables`: more of Ray's environment.
+        """
         command = os.environ.get(COMMAND)
         if not command:
             raise PodError(
@@ -53,7 +56,9 @@ class Pod:
             )
         _raise_file_limit()
         log.info("starting Ray")
-        self._ray = subprocess.Popen(["bash", "-c", f"exec {command}"], env=self._environment, start_new_session=True)
+        self._ray = subprocess.Popen(
+            ["bash", "-c", f"exec {command}"], env=self._environment | variables, start_new_session=True
+        )
         return psutil.Process(self._ray.pid)
 
     def ray_problem(self) -> str | None:

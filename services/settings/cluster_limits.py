@@ -5,6 +5,7 @@ Must not know what runs; its callers say what is requested.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -16,6 +17,8 @@ from services.settings.base import Section
 from services.settings.faults import invalid
 from services.settings.recipe import Recipe, RecipeError
 from services.settings.rewards.limits import VERIFIER_CODE, RewardLimits, leaves_verifier, verifier_role
+
+log = logging.getLogger(__name__)
 
 VARIABLE = "PENSTOCK_BOUNDS"
 TINY = 1e-6
@@ -180,6 +183,32 @@ class ClusterLimits(Section):
         """What of a recipe's rewards the cluster does not allow, one line per fault."""
         return self.rewards.faults(list(recipe.stated_rewards.items()), code=self.verifier_code.all_pods > 0)
 
+    def size_faults(self, recipe: Recipe) -> list[str]:
+        """What of a recipe can never be placed: a process larger than a pod, or more of them than all pods hold."""
+        faults: list[str] = []
+        for role, processes in role_requests(recipe, recipe.rollout.replicas).items():
+            if processes:
+                faults += self._size_faults(role, processes)
+        return faults
+
+    def _size_faults(self, role: str, processes: Sequence[ResourceRequest]) -> list[str]:
+        limits, request, values = self.of(role), processes[0], VALUES.get(role, role)
+        section = "verifier" if role == VERIFIER_CODE else role
+        larger = [
+            invalid(
+                f"{section}.{kind}", asked, f"at most {has:g}, as a {role} pod of this cluster has ({values}.{kind})"
+            )
+            for kind, asked, has in zip(request._fields, request, (limits.cpus, limits.gpus), strict=True)
+            if asked > has + TINY
+        ]
+        most = limits.most(request)
+        if larger or most is None or len(processes) <= most:
+            return larger
+        accepted = f"1 to {most}" if most else "none"
+        number = "ranks" if role == "learner" else "replicas"
+        reason = f"the chart allows {role} {limits} ({values}.maxReplicas)"
+        return [invalid(f"{section}.{number}", len(processes), f"{accepted}; {reason}")]
+
     def most_replicas(self, recipe: Recipe) -> int | None:
         """The most rollout replicas that a run of `recipe` may have; None: any number."""
         return self.rollout.most(ResourceRequest(recipe.rollout.cpus, recipe.rollout.gpus))
@@ -189,6 +218,20 @@ def check_reward_limits(recipe: Recipe) -> None:
     """Check that the cluster allows a recipe's rewards. Raises RecipeError, ClusterLimitsError."""
     limits = load_cluster_limits() if any(map(leaves_verifier, recipe.rewards)) else None
     if limits and (faults := limits.reward_faults(recipe)):
+        raise RecipeError("\n".join(faults))
+
+
+def check_size_limits(recipe: Recipe) -> None:
+    """Check that the cluster can ever place a recipe. Raises RecipeError.
+
+    Where the limits are unreadable nothing is checked: the run waits until they are readable.
+    """
+    try:
+        limits = load_cluster_limits()
+    except ClusterLimitsError as error:
+        log.warning("%s; the size of a recipe is not checked", error)
+        return
+    if limits and (faults := limits.size_faults(recipe)):
         raise RecipeError("\n".join(faults))
 
 

@@ -31,6 +31,8 @@ EVALUATION_GROUP = "e."
 """The prefix of the ids of evaluation groups; ids of training groups never start with it."""
 STREAM_READERS = {"tasks": "rollout", "samples": "verifier", "verdicts": "sampler"}
 """The only consumer group of each stream of a lane, by the stream's name."""
+NODE_PROBLEMS = "penstock:node-problems"
+"""Why nodes cannot do their work, as their pods reported it."""
 SHARED_HEARTBEATS = "penstock:{-}:heartbeats"
 """The heartbeats of processes that belong to no run; no run id is a dash."""
 

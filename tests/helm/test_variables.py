@@ -20,7 +20,7 @@ EVERYWHERE = {
     "PENSTOCK_LOG_LEVEL",
     "PENSTOCK_ROOTS",
 }
-IN_RAY_PODS = EVERYWHERE | {"PENSTOCK_RUNS", "PENSTOCK_METRICS_PORTS"}
+IN_RAY_PODS = EVERYWHERE | {"PENSTOCK_RUNS", "PENSTOCK_METRICS_PORTS", "PENSTOCK_NODE"}
 AGREED = IN_RAY_PODS | {
     "PENSTOCK_REDIS_CA_FILE",
     "PENSTOCK_REDIS_SENTINEL_PASSWORD_FILE",
@@ -29,6 +29,7 @@ AGREED = IN_RAY_PODS | {
     "PENSTOCK_HOSTS",
     "PENSTOCK_PROXIES",
     "PENSTOCK_BOUNDS",
+    "PENSTOCK_GPUS",
     "PENSTOCK_EXPIRE_ENDED_S",
     "PENSTOCK_PRICES",
     "PENSTOCK_REWARD_HOSTS",
@@ -91,6 +92,15 @@ def test_every_process_knows_which_files_recipes_may_name() -> None:
     for case, roots in table:
         for component in ("api", *GROUPS):
             assert render(case).pod(component).main.env["PENSTOCK_ROOTS"]["value"] == roots, (case, component)
+
+
+def test_worker_pods_know_their_node_and_their_gpus() -> None:
+    env = {group: render(DEFAULTS).pod(group).main.env for group in GROUPS}
+    assert {each["PENSTOCK_NODE"]["valueFrom"]["fieldRef"]["fieldPath"] for each in env.values()} == {"spec.nodeName"}
+    counts = {group: found["PENSTOCK_GPUS"]["value"] for group, found in env.items() if "PENSTOCK_GPUS" in found}
+    assert counts == {"rollout": "1", "learner": "4"}
+    slices = render(DEFAULTS.but({"ray": {"gpuResource": "nvidia.com/mig-3g.40gb"}}))
+    assert not any("PENSTOCK_GPUS" in slices.pod(group).main.env for group in GROUPS), "NVML does not count these"
 
 
 def test_the_controller_is_told_when_runs_expire() -> None:

@@ -11,7 +11,7 @@ import contextlib
 import importlib
 import logging
 import math
-import os
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -108,11 +108,12 @@ def driver_problem(gpus: int) -> str | None:
 
 
 class DeviceWatch:
-    """The errors of some devices from now on. Use from one thread at a time; close it at the end."""
+    """The errors of some devices from now on; close it at the end, which waits for a `look` in another thread."""
 
     def __init__(self, devices: Sequence[str]) -> None:
         """`devices`: their numbers or UUIDs, as in CUDA_VISIBLE_DEVICES. Raises DevicesUnreadableError."""
         self._closing = contextlib.ExitStack()
+        self._lock = threading.Lock()
         with contextlib.ExitStack() as opening:
             nvml = self._nvml = opening.enter_context(_library())
             try:
@@ -167,6 +168,10 @@ class DeviceWatch:
 
     def look(self, wait_s: float) -> list[DeviceFault]:
         """The errors since the last call; waits up to `wait_s` seconds for one."""
+        with self._lock:
+            return self._errors(wait_s)
+
+    def _errors(self, wait_s: float) -> list[DeviceFault]:
         found = self._xids(wait_s)
         for uuid in self._handles:
             try:
@@ -226,9 +231,5 @@ class DeviceWatch:
 
     def close(self) -> None:
         """Stop watching."""
-        self._closing.close()
-
-
-def requested_gpus() -> int:
-    """How many GPUs the chart requested for this pod: PENSTOCK_GPUS. Raises ValueError."""
-    return int(os.environ.get("PENSTOCK_GPUS") or 0)
+        with self._lock:
+            self._closing.close()

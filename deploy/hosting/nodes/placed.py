@@ -23,6 +23,8 @@ from services.waits import cancel_and_wait
 log = logging.getLogger(__name__)
 
 LOOK_S = 5.0
+WATCH_S = 1.0
+"""How often devices are read; an Xid is noticed at once. A drain waits for the last look."""
 KINDS = ("xid", "ecc", "remap")
 
 
@@ -97,7 +99,7 @@ class PlacedService:
             raise DeviceFailedError(f"{place}: {fault.text}")
         finally:
             await cancel_and_wait(service, watching)
-            watch.close()
+            await asyncio.to_thread(watch.close)
 
     def _lost(self, fault: DeviceFault, place: Place, ray_node: str) -> AvoidedPlace:
         known = fault.device in place.device.split(TOGETHER)  # by its UUID, as a pod's node names it
@@ -136,7 +138,7 @@ async def _until_fatal(watch: DeviceWatch, place: Place) -> DeviceFault:
     """Count the errors of devices until one does not pass, and return that."""
     devices = place.device.split(TOGETHER)
     while True:
-        for fault in await asyncio.to_thread(partial(watch.look, LOOK_S)):
+        for fault in await asyncio.to_thread(partial(watch.look, WATCH_S)):
             log.error("%s: %s", place, fault.text)
             if fault.fatal:
                 return fault

@@ -12,6 +12,7 @@ from typing import Any
 
 import ray
 
+from deploy.hosting.environment import GPU_LABEL, NODE_LABEL
 from deploy.hosting.environment import place as role_resource
 from deploy.hosting.nodes.deaths import Rooms
 from deploy.hosting.ray_internals import actor_location
@@ -19,11 +20,6 @@ from services.settings import ClusterLimitsError, load_cluster_limits
 from services.streams.runs.places import TOGETHER, Place
 
 log = logging.getLogger(__name__)
-
-NODE_LABEL = "penstock.dev/node"
-"""The label of a Ray node with the name of its machine, which stays when the pod is replaced."""
-GPU_LABEL = "penstock.dev/gpu-"
-"""With a GPU's number as Ray counts: the label with its UUID."""
 
 
 def place_at(ray_node: str, gpus: Iterable[str], labels: Mapping[str, str]) -> Place:

@@ -12,7 +12,8 @@ from typing import Any
 
 import ray
 
-from deploy.hosting.nodes.places import NODE_LABEL, Locations, may_grow, node_name, role_nodes
+from deploy.hosting.environment import NODE_LABEL
+from deploy.hosting.nodes.places import Locations, may_grow, node_name, role_nodes
 from deploy.hosting.nodes.ray_node import Node, drain
 from services.streams.runs.places import AVOIDED_S, AvoidedPlace
 

@@ -16,6 +16,7 @@ from services.api.addresses import checked_addresses
 from services.api.dependencies import Viewer
 from services.api.views.recipes import CheckRequest, Example, Examples, RecipeCheck
 from services.settings import Recipe, RecipeError, check_files, check_reward_limits, check_trackers, parse_recipe
+from services.settings.cluster_limits import check_size_limits
 
 RECIPES = "PENSTOCK_RECIPES"
 """The environment variable that names the folder of example recipes."""
@@ -46,6 +47,7 @@ def check_recipe(_: Viewer, request: CheckRequest) -> RecipeCheck:
         recipe = checked_addresses(parse_recipe(request.recipe))
         check_files(recipe, request.files)
         check_reward_limits(recipe)
+        check_size_limits(recipe)
         check_trackers(recipe)
     except RecipeError as error:
         return RecipeCheck(faults=str(error).split("\n"))

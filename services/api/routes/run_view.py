@@ -12,8 +12,11 @@ from services.api.routes.unknown_verdicts import last_views
 from services.api.views.metrics import WaitView
 from services.api.views.runs import RunSummary, RunView
 from services.contracts import ProcessInfo, RunState
+from services.settings.cluster_limits import role_requests
 from services.streams.connection.client import Redis
 from services.streams.keys import RunKeys
+from services.streams.runs.node_problems import node_problems
+from services.streams.runs.places import avoided_places
 from services.streams.runs.queue import read_queue
 from services.streams.state.events import EventLog
 from services.streams.state.group_counts import group_counts
@@ -74,13 +77,26 @@ def waits_of(processes: list[ProcessInfo], now: float) -> list[WaitView]:
     return sorted(found, key=lambda view: view.seconds, reverse=True)
 
 
-async def _alerts(redis: Redis, keys: RunKeys, processes: list[ProcessInfo]) -> list[str]:
+async def _alerts(redis: Redis, keys: RunKeys, record: RunRecord, processes: list[ProcessInfo]) -> list[str]:
     now = time.time()
     stalled = [
         describe_wait(process.id, wait, now) for process in processes for wait in process.waits if wait.stalled(now)
     ]
     starved: bytes | None = await redis.get(keys.starved)
-    return [*([starved.decode(errors="replace")] if starved else []), *stalled]
+    places = [] if record.state.ended else await _alerts_of_places(redis, keys, record, processes)
+    return [*([starved.decode(errors="replace")] if starved else []), *places, *stalled]
+
+
+async def _alerts_of_places(redis: Redis, keys: RunKeys, record: RunRecord, processes: list[ProcessInfo]) -> list[str]:
+    """The places that the run avoids, with what its fleet has without them; nodes that cannot host its processes."""
+    ready = sum(process.service == "rollout" and process.state == "ready" for process in processes)
+    fleet = f"; {ready} of {record.rollout_replicas} replicas are ready"
+    avoided = await avoided_places(redis, keys)
+    problems = [] if record.problem else await node_problems(redis, role_requests(record.recipe, 1).keys())
+    return [
+        *(f"{place}{fleet if place.service == 'rollout' else ''}" for place in avoided),
+        *(str(problem) for problem in problems),
+    ]
 
 
 async def view_of(redis: Redis, record: RunRecord) -> RunView:
@@ -102,7 +118,7 @@ async def view_of(redis: Redis, record: RunRecord) -> RunView:
         groups=await group_counts(redis, keys),
         processes=processes,
         events=await event_log.last_events(EVENTS_SHOWN),
-        alerts=await _alerts(redis, keys, processes),
+        alerts=await _alerts(redis, keys, record, processes),
         unknown_verdicts=await last_views(redis, keys, UNKNOWN_SHOWN),
         evaluations=await event_log.last_evaluations(EVALUATIONS_SHOWN),
         export_path=record.export_path,

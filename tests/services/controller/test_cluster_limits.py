@@ -190,6 +190,62 @@ async def test_api_rejects_more_replicas_than_the_limits_allow(api, redis, run_i
     assert (await api.patch(f"/v1/runs/{run_id}/scale", json={"rollout": 2})).status_code == 503
 
 
+SIZES = {
+    "as much as fits": ({"rollout": {**ROLLOUT, "replicas": 6}, "learner": {"cpus": 2.0, "gpus": 1.0, "ranks": 8}}, []),
+    "larger than a pod": (
+        {"rollout": {"cpus": 9.0, "gpus": 4.0, "tensor_parallel": 4}, "verifier": {"cpus": 2.5}},
+        [
+            "rollout.cpus: 9.0 is not valid: expected at most 8, as a rollout pod of this cluster has (rollout.cpus)",
+            "rollout.gpus: 4.0 is not valid: expected at most 2, as a rollout pod of this cluster has (rollout.gpus)",
+            "verifier.cpus: 2.5 is not valid: expected at most 2, as a verifier pod of this cluster has (verifier.cpus)",
+        ],
+    ),
+    "more than all pods hold": (
+        {"rollout": {**ROLLOUT, "replicas": 7}, "learner": {"cpus": 4.0, "gpus": 1.0, "ranks": 5}},
+        [
+            "rollout.replicas: 7 is not valid: expected 1 to 6; the chart allows rollout at most 3 pods of 8 CPUs and "
+            "2 GPUs (rollout.maxReplicas)",
+            "learner.ranks: 5 is not valid: expected 1 to 4; the chart allows learner at most 1 pods of 16 CPUs and "
+            "8 GPUs (learner.maxReplicas)",
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("size", SIZES)
+async def test_a_recipe_that_can_never_be_placed_is_rejected(api, run_id, tmp_path, monkeypatch, size):
+    path = tmp_path / "bounds.json"
+    monkeypatch.setenv(VARIABLE, str(path))
+    sections, faults = SIZES[size]
+    document = recipe_document("/model", **sections)
+    path.write_text(json.dumps(FILE))
+    checked = await api.post("/v1/recipes/check", json={"recipe": document})
+    assert checked.json() == {"faults": faults}
+    submitted = await api.post("/v1/runs", json={"id": run_id, "recipe": document})
+    assert submitted.status_code == (422 if faults else 201)
+    if faults:
+        assert submitted.json()["detail"] == "\n".join(faults)
+
+
+async def test_limits_that_are_unreadable_reject_no_size(api, run_id, tmp_path, monkeypatch):
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "bounds.json"))
+    document = recipe_document("/model", rollout={"cpus": 900.0})
+    assert (await api.post("/v1/runs", json={"id": run_id, "recipe": document})).status_code == 201
+
+
+async def test_more_ranks_than_the_chart_allows_are_not_resumed(api, redis, run_id, tmp_path, monkeypatch):
+    path = tmp_path / "bounds.json"
+    path.write_text(json.dumps(FILE))
+    monkeypatch.setenv(VARIABLE, str(path))
+    sections = {"rollout": ROLLOUT, "learner": {"cpus": 4.0, "gpus": 1.0}}
+    await api.post("/v1/runs", json={"id": run_id, "recipe": recipe_document("/model", **sections)})
+    await RunRecords(redis).transition(run_id, RunState.CANCELLED, "by the test")
+    rejected = await api.post(f"/v1/runs/{run_id}/resume", json={"learner_ranks": 5})
+    assert rejected.status_code == 422
+    assert rejected.json()["detail"].startswith("learner.ranks: 5 is not valid: expected 1 to 4; the chart allows")
+    assert (await api.post(f"/v1/runs/{run_id}/resume", json={"learner_ranks": 4})).status_code == 202
+
+
 async def test_the_fleet_stays_within_limits_that_change(redis, run_id, tmp_path, monkeypatch, caplog):
     path = tmp_path / "bounds.json"
     path.write_text(json.dumps(FILE))

@@ -31,6 +31,15 @@ dashboard-host: {{ .root.Values.ray.dashboard | ternary "0.0.0.0" "127.0.0.1" | 
 {{ include "penstock.env" .root }}
 - name: PENSTOCK_METRICS_PORTS
   value: 9400-9499
+- name: PENSTOCK_NODE
+  valueFrom:
+    fieldRef:
+      fieldPath: spec.nodeName
+{{- if and .of.gpus (eq .root.Values.ray.gpuResource "nvidia.com/gpu") }}
+# Whole GPUs of NVIDIA are checked before Ray starts.
+- name: PENSTOCK_GPUS
+  value: {{ .of.gpus | int | quote }}
+{{- end }}
 {{- if eq .role "head" }}
 - name: PENSTOCK_BOUNDS
   value: /etc/penstock/bounds/bounds.json

@@ -22,7 +22,7 @@ from services.settings import (
     load_prices,
     parse_recipe,
 )
-from services.settings.cluster_limits import ResourceRequest
+from services.settings.cluster_limits import ResourceRequest, check_size_limits
 from services.settings.faults import invalid
 from services.settings.rewards.limits import VERIFIER_CODE, verifier_role
 from services.streams.connection.client import Redis
@@ -43,6 +43,7 @@ def checked_recipe(document: Mapping[str, Any], files: Mapping[str, str]) -> Rec
     recipe = checked_addresses(parse_recipe(dict(document)))
     check_files(recipe, dict(files))
     check_reward_limits(recipe)
+    check_size_limits(recipe)
     check_trackers(recipe)
     if faults := budget_faults(recipe.limits, load_prices()):
         raise RecipeError("\n".join(faults))

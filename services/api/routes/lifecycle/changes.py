@@ -12,7 +12,7 @@ from services.api.routes.lifecycle.accepting import accepted, check_replicas
 from services.api.routes.run_view import view_of
 from services.api.views.requests import ResumeRequest
 from services.api.views.runs import AcceptedRun, RunView
-from services.settings import Recipe, RecipeError
+from services.settings import Recipe, RecipeError, load_cluster_limits
 from services.streams.keys import RunKeys
 from services.streams.memory_plan import compare_plan
 from services.streams.runs.budget import spent_budget
@@ -47,6 +47,9 @@ def _check_ranks(recipe: Recipe, ranks: int) -> None:
     # By field, because the texts name the number of ranks.
     before = {fault.partition(":")[0] for fault in recipe.device_faults}
     if faults := [fault for fault in changed.device_faults if fault.partition(":")[0] not in before]:
+        raise RecipeError("\n".join(faults))
+    limits = load_cluster_limits()
+    if limits and (faults := [fault for fault in limits.size_faults(changed) if fault.startswith("learner.ranks:")]):
         raise RecipeError("\n".join(faults))
 
 
