@@ -197,7 +197,8 @@ SIZES = {
         [
             "rollout.cpus: 9.0 is not valid: expected at most 8, as a rollout pod of this cluster has (rollout.cpus)",
             "rollout.gpus: 4.0 is not valid: expected at most 2, as a rollout pod of this cluster has (rollout.gpus)",
-            "verifier.cpus: 2.5 is not valid: expected at most 2, as a verifier pod of this cluster has (verifier.cpus)",
+            "verifier.cpus: 2.5 is not valid: expected at most 2, as a verifier pod of this cluster has "
+            "(verifier.cpus)",
         ],
     ),
     "more than all pods hold": (

@@ -1,0 +1,121 @@
+"""Owns the tests of avoided places as the controller sees them: reported once, kept, shown, and made up for.
+
+Must not need a cluster.
+"""
+
+import json
+import time
+from contextlib import AsyncExitStack
+
+import pytest
+from prometheus_client import REGISTRY
+
+from services.contracts import ProcessInfo, RunState
+from services.controller.fleet.avoiding import TRIES, Avoiding
+from services.settings.cluster_limits import VARIABLE
+from services.streams.keys import RunKeys
+from services.streams.runs.node_problems import report_node
+from services.streams.runs.places import AVOIDED, AVOIDED_S, AvoidedPlace, avoid, avoided_places
+from services.streams.state.events import EventLog
+from services.streams.state.heartbeat import Heartbeat
+from tests.services.controller.hand_cluster import HandCluster, controlled, events_of, until, until_state
+from tests.services.controller.test_cluster_limits import FILE, ROLLOUT
+
+
+def place(service="rollout", node="n", device="GPU-a", **fields):
+    known = {"count": 3, "reason": "died before they were ready", "until": time.time() + AVOIDED_S}
+    return AvoidedPlace(service=service, node=node, device=device, **known | fields)
+
+
+def process(run, number, state):
+    where = {"host": "h", "pid": number, "metrics": "h:1"}
+    return ProcessInfo(id=f"rollout-{number}", service="rollout", run=run, **where, state=state, version=0)
+
+
+def value(name, **labels):
+    return REGISTRY.get_sample_value(name, labels)
+
+
+@pytest.fixture
+def avoiding(redis, run_id):
+    cluster = HandCluster(run_id)
+    return Avoiding(redis, cluster, EventLog(redis, RunKeys(run_id), "controller"), run_id), cluster
+
+
+async def test_a_used_up_place_is_reported_once_with_the_last_failure(redis, run_id, tmp_path, avoiding):
+    async with controlled(redis, run_id, tmp_path):
+        for service, text in (("rollout", "an older one"), ("rollout", "CUDA error: uncorrectable"), ("learner", "no")):
+            await EventLog(redis, RunKeys(run_id), service).write("service-failed", text)
+        looks, cluster = avoiding
+        cluster.bad_places = [place()]
+        await looks.look()
+        await looks.look()
+        [event] = await events_of(redis, run_id, "node-avoided")
+        assert event.startswith("rollout avoids node n, device GPU-a until ")
+        assert event.endswith(" UTC (3 failed there: died before they were ready; last: CUDA error: uncorrectable)")
+        assert [found.place for found in cluster.avoided] == [place().place]
+        assert value("penstock_avoided_places", run=run_id, service="rollout") == 1
+        await redis.delete(RunKeys(run_id).places)
+        cluster.bad_places = []
+        await looks.look()
+        assert cluster.avoided == []
+        assert value("penstock_avoided_places", run=run_id, service="rollout") == 0
+
+
+async def test_a_device_that_must_go_is_counted_while_its_place_is_avoided(redis, run_id, avoiding):
+    looks, _ = avoiding
+    labels = {"node": f"node-of-{run_id}", "device": "GPU-a", "kind": "xid"}
+    lost = place(node=labels["node"], kind="xid", until=time.time() + 0.5)
+    await avoid(redis, RunKeys(run_id), lost)
+    await looks.look()
+    await looks.look()
+    assert value("penstock_gpu_errors_total", **labels) == 1
+    await until(lambda: time.time() > lost.until)
+    await looks.look()
+    assert value("penstock_gpu_errors_total", **labels) is None
+    assert await avoided_places(redis, RunKeys(run_id)) == []
+
+
+async def test_ranks_leave_a_node_after_failures_in_a_row(redis, run_id, tmp_path, avoiding):
+    looks, cluster = avoiding
+    here, there = place("learner", "a", "", count=1), place("learner", "b", "", count=1)
+    async with controlled(redis, run_id, tmp_path):
+        for _ in range(TRIES - 1):
+            await looks.blame([here], forgiven=False)
+        await looks.blame([here], forgiven=True)  # it had worked since
+        await looks.blame([there], forgiven=False)
+        for _ in range(TRIES - 1):
+            await looks.blame([here], forgiven=False)
+            assert cluster.avoided == []
+        await looks.blame([here], forgiven=False)
+        assert [(found.node, found.count) for found in cluster.avoided] == [("a", TRIES)]
+        assert len(await events_of(redis, run_id, "node-avoided")) == 1
+
+
+async def test_the_fleet_makes_up_for_held_places_within_the_limits(api, redis, run_id, tmp_path, monkeypatch):
+    path = tmp_path / "bounds.json"
+    path.write_text(json.dumps({**FILE, "rollout": {"pods": 3, "cpus": 4, "gpus": 1}}))
+    monkeypatch.setenv(VARIABLE, str(path))
+    sections = {"rollout": {**ROLLOUT, "replicas": 2}, "learner": {"gpus": 1.0, "cpus": 4.0}}
+    async with controlled(redis, run_id, tmp_path, **sections) as (records, cluster), AsyncExitStack() as living:
+        await living.enter_async_context(Heartbeat(redis, process(run_id, 1, "ready")))
+        await until_state(records, run_id, RunState.RUNNING)
+        await living.enter_async_context(Heartbeat(redis, process(run_id, 2, AVOIDED)))
+        await until(lambda: "scale 3" in cluster.requests)
+        await living.enter_async_context(Heartbeat(redis, process(run_id, 3, AVOIDED)))
+        await avoid(redis, RunKeys(run_id), place())
+        await until(lambda: cluster.avoided)
+        looks = cluster.looks
+        await until(lambda: cluster.looks > looks + 1)
+        assert cluster.requests[-1] == "scale 3", "the chart allows three pods"
+        assert (await records.get(run_id)).rollout_replicas == 2
+        await report_node(str(redis_url_of(redis)), "rollout", "m", "this node cannot run GPU processes: no driver")
+        alerts = (await api.get(f"/v1/runs/{run_id}")).json()["alerts"]
+        assert any(text.endswith("before they were ready); 1 of 2 replicas are ready") for text in alerts), alerts
+        assert "rollout: node m: this node cannot run GPU processes: no driver" in alerts
+    assert value("penstock_processes", run=run_id, service="rollout", state=AVOIDED) is None, "the run is released"
+
+
+def redis_url_of(redis):
+    pool = redis.connection_pool.connection_kwargs
+    return f"redis://{pool['host']}:{pool['port']}/0"
