@@ -42,7 +42,7 @@ from services.settings.rewards.limits import verifier_role
 from services.storage.hub.address import is_hub
 from services.storage.hub.copies import pinned_data
 from services.storage.models import inputs_folder, models_folder
-from services.streams.runs.places import AvoidedPlace, Place
+from services.streams.runs.places import AvoidedPlace, Location
 from services.streams.state.run_record import RunRecord
 
 log = logging.getLogger(__name__)
@@ -255,7 +255,7 @@ class RayCluster:
         )
         return [fault for fault in found if fault]
 
-    def _avoided_by(self, run: str, service: str) -> list[Place]:
+    def _avoided_by(self, run: str, service: str) -> list[Location]:
         return [each.place for each in self._avoided.get(run, ()) if each.service == service]
 
     async def avoid(self, run: str, places: Collection[AvoidedPlace]) -> None:

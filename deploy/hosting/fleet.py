@@ -20,14 +20,14 @@ from ray.exceptions import GetTimeoutError, RayActorError
 from deploy.hosting.actors import host_pid
 from deploy.hosting.environment import place, service_environment
 from deploy.hosting.hosted_service import DRAIN_S, HostedService
-from deploy.hosting.nodes.deaths import EarlyDeaths, Replica
+from deploy.hosting.nodes.deaths import EarlyDeaths, SeenReplica
 from deploy.hosting.nodes.placed import placed
 from deploy.hosting.nodes.places import Locations, rooms
 from deploy.hosting.ray_internals import bind_replica, delete_application, serve_applications, set_replicas
 from services.contracts import HostPid
 from services.contracts.listening import advertised_host
 from services.process import Service
-from services.streams.runs.places import AVOIDED_S, AvoidedPlace, Place
+from services.streams.runs.places import AVOIDED_S, AvoidedPlace, Location
 
 log = logging.getLogger(__name__)
 
@@ -130,7 +130,7 @@ class Fleet:
         self._application = f"{run}.{name}"
         self._deaths = EarlyDeaths()
         self._locations = Locations()
-        self._ray_nodes: dict[Place, str] = {}
+        self._ray_nodes: dict[Location, str] = {}
         self._role, self._gpus = name, 0.0
         self._message = ""
 
@@ -222,7 +222,7 @@ class Fleet:
                 raise TimeoutError(f"Serve does not know the {self.name} fleet of {self._run} after {CALL_S:g} s")
             time.sleep(POLL_S)
 
-    def fault(self, ready: Collection[HostPid], avoided: Collection[Place] = ()) -> str | None:
+    def fault(self, ready: Collection[HostPid], avoided: Collection[Location] = ()) -> str | None:
         """Why the fleet has failed permanently: its deployment failed, or replacing replicas does not help; else None.
 
         `ready`: processes that are ready, or were until they died recently. `avoided`: places where replicas only wait.
@@ -265,14 +265,14 @@ class Fleet:
             for place in self._deaths.used_up(rooms(self._role, self._gpus))
         ]
 
-    def _seen(self, replica: Mapping[str, Any]) -> Replica:
+    def _seen(self, replica: Mapping[str, Any]) -> SeenReplica:
         """A replica's process and place; the place is asked for once."""
         name, actor = str(replica["replica_id"]), replica.get("actor_id")
         place = self._deaths.place(name)
         if place is None and actor and (found := self._locations.find(str(actor))):
             place, ray_node = found
             self._ray_nodes[place] = ray_node
-        return Replica(_process(replica), place)
+        return SeenReplica(_process(replica), place)
 
     def request_stop(self) -> None:
         """Ask Serve to drain and end the fleet; returns at once."""

@@ -113,6 +113,10 @@ class HealthMonitor:
             await self._check_learner(record, processes, fault)
         return pending or self._restart_pending
 
+    def close(self) -> None:
+        """Show nothing of the run any more."""
+        self._avoiding.close()
+
     @property
     def _restart_pending(self) -> bool:
         return self._sampler_restart.retry_pending or self._learner_restart.retry_pending

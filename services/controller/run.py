@@ -102,8 +102,11 @@ class RunController:
         record = await self._placement.place()
         context = self._context
         health = HealthMonitor(context.redis, context.cluster, context.event_log, context.waits, record)
-        await self._placement.wait_until_running(health)
-        return await RunMonitor(context, self._fleet, health, self._accounts).follow()
+        try:
+            await self._placement.wait_until_running(health)
+            return await RunMonitor(context, self._fleet, health, self._accounts).follow()
+        finally:
+            health.close()
 
     async def _end(self, state: RunState, reason: str) -> None:
         """Write the summary, stop the services, clean up, and only then set the final state."""

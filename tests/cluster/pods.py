@@ -168,11 +168,12 @@ class Cluster:
         self.pods.clear()
         self._environment["RAY_AUTH_TOKEN"] = secrets.token_hex(20)
 
-    def start_worker(self, name: str, role: str, cpus: float = 2) -> Pod:
-        """Start a pod of a worker group, without waiting until it is ready."""
+    def start_worker(self, name: str, role: str, cpus: float = 2, node: str = "", **variables: str) -> Pod:
+        """Start a pod of a worker group, without waiting until it is ready; by default each has its own node."""
         line = self._line(name, role, f"--address={self._host}:{self._gcs} --num-cpus={cpus}")
         # KubeRay sets this if Ray's state is in Redis; otherwise a worker without a head ends after 60 s.
         line["RAY_gcs_rpc_server_reconnect_timeout_s"] = "600"
+        line |= {"PENSTOCK_NODE": node or name} | variables
         self.pods[name] = Pod(name, ["deploy.kubernetes.node", "--role", role], line, self.folder)
         return self.pods[name]
 

@@ -57,7 +57,7 @@ def real(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     pytest.skip("this machine has an NVIDIA driver")
 
 
-def test_errors_are_read_once_and_those_that_do_not_pass_are_fatal(driver: FakeDriver) -> None:
+def test_errors_are_read_once_and_some_of_them_are_fatal(driver: FakeDriver) -> None:
     a, b = driver.devices
     watch = DeviceWatch(["1", "GPU-a"])
     assert (a.registered, b.registered) == (8, 8)

@@ -9,24 +9,24 @@ from collections.abc import Collection
 
 import pytest
 
-from deploy.hosting.nodes.deaths import EARLY_DEATHS, MOST_DEATHS, PLACE_TRIES, EarlyDeaths, Replica, Rooms
+from deploy.hosting.nodes.deaths import EARLY_DEATHS, MOST_DEATHS, PLACE_TRIES, EarlyDeaths, Rooms, SeenReplica
 from services.contracts import HostPid
-from services.streams.runs.places import Place
+from services.streams.runs.places import Location
 
 # Ray, which hosting imports, emits its own warnings.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-def replicas(**places: str | None) -> dict[str, Replica]:
+def replicas(**places: str | None) -> dict[str, SeenReplica]:
     """Replicas by name. A place is written as NODE/DEVICE; the process of `a1` is number 1 of host a."""
     found = {}
     for name, where in places.items():
-        place = Place(*where.split("/")) if where else None
-        found[name] = Replica((name[0], int(name[1:])) if where else None, place)
+        place = Location(*where.split("/")) if where else None
+        found[name] = SeenReplica((name[0], int(name[1:])) if where else None, place)
     return found
 
 
-def die(deaths: EarlyDeaths, where: str, times: int, avoided: Collection[Place] = (), **others: str) -> None:
+def die(deaths: EarlyDeaths, where: str, times: int, avoided: Collection[Location] = (), **others: str) -> None:
     """Replicas at a place that die one after the other, before they are ready; `others` stay."""
     for number in range(times):
         deaths.observe(replicas(**{f"x{number}": where}, **others), (), avoided)
@@ -38,7 +38,7 @@ def test_only_replicas_that_were_never_ready_count() -> None:
     deaths = EarlyDeaths()
 
     def observe(found: dict[str, HostPid | None], ready: set[HostPid]) -> int:
-        return deaths.observe({name: Replica(process) for name, process in found.items()}, ready)
+        return deaths.observe({name: SeenReplica(process) for name, process in found.items()}, ready)
 
     assert observe({"a": a, "b": None}, ready={a}) == 0
     assert observe({"a": a, "b": b}, ready={a}) == 0
@@ -57,9 +57,9 @@ def test_one_bad_device_is_avoided_and_the_run_goes_on() -> None:
     rooms = Rooms({"n": frozenset({"0", "1"})})
     deaths = EarlyDeaths()
     die(deaths, "n/0", PLACE_TRIES, a1="n/1")
-    assert deaths.used_up(rooms) == [Place("n", "0")], "its neighbour still starts"
+    assert deaths.used_up(rooms) == [Location("n", "0")], "its neighbour still starts"
     assert not deaths.hopeless(rooms)
-    die(deaths, "n/0", 2 * MOST_DEATHS, avoided=[Place("n", "0")], a1="n/1")
+    die(deaths, "n/0", 2 * MOST_DEATHS, avoided=[Location("n", "0")], a1="n/1")
     assert not deaths.hopeless(rooms), "replicas that hold the place do not count"
     assert deaths.in_row == PLACE_TRIES
     assert deaths.used_up(rooms) == [], "it is avoided already"
@@ -73,7 +73,7 @@ def test_the_only_place_is_never_avoided() -> None:
         assert deaths.used_up(rooms) == []
         assert deaths.hopeless(rooms) == (died > EARLY_DEATHS)
     grows = Rooms(rooms.nodes, may_grow=True)
-    assert deaths.used_up(grows) == [Place("n", "0")], "another pod may be added"
+    assert deaths.used_up(grows) == [Location("n", "0")], "another pod may be added"
     assert not deaths.hopeless(grows)
 
 
@@ -81,8 +81,8 @@ def test_deaths_wherever_it_was_tried_end_the_run() -> None:
     two = Rooms({"n": frozenset({"0"}), "m": frozenset({"0"})})
     deaths = EarlyDeaths()
     die(deaths, "n/0", PLACE_TRIES)
-    assert deaths.used_up(two) == [Place("n", "0")], "m has not been tried"
-    avoided = [Place("n", "0")]
+    assert deaths.used_up(two) == [Location("n", "0")], "m has not been tried"
+    avoided = [Location("n", "0")]
     die(deaths, "m/0", PLACE_TRIES, avoided)
     assert deaths.used_up(two) == [], "n is avoided, so m is the last one"
     assert deaths.hopeless(two)
@@ -110,15 +110,15 @@ def test_a_place_that_is_no_longer_avoided_is_tried_again() -> None:
     rooms = Rooms({"n": frozenset({"0", "1"})})
     deaths = EarlyDeaths()
     die(deaths, "n/0", PLACE_TRIES, a1="n/1")
-    die(deaths, "n/0", 1, [Place("n", "0")], a1="n/1")
+    die(deaths, "n/0", 1, [Location("n", "0")], a1="n/1")
     die(deaths, "n/0", PLACE_TRIES - 1, a1="n/1")
     assert deaths.used_up(rooms) == []
     die(deaths, "n/0", 1, a1="n/1")
-    assert deaths.used_up(rooms) == [Place("n", "0")]
+    assert deaths.used_up(rooms) == [Location("n", "0")]
 
 
 def test_a_lost_device_without_another_one_ends_the_run() -> None:
-    lost = [Place("n", "GPU-a")]
+    lost = [Location("n", "GPU-a")]
     only = Rooms({"n": frozenset({"GPU-a"})})
     deaths = EarlyDeaths()
     deaths.observe(replicas(a1="n/GPU-a"), (), lost)
@@ -131,16 +131,16 @@ def test_a_lost_device_without_another_one_ends_the_run() -> None:
 
 def test_places_meet_where_they_share_a_device() -> None:
     cases = {
-        (Place("n", "0"), Place("n", "0")): True,
-        (Place("n", "0+1"), Place("n", "1")): True,
-        (Place("n", "0"), Place("n", "1")): False,
-        (Place("n", ""), Place("n", "1")): True,
-        (Place("n", "0"), Place("m", "0")): False,
+        (Location("n", "0"), Location("n", "0")): True,
+        (Location("n", "0+1"), Location("n", "1")): True,
+        (Location("n", "0"), Location("n", "1")): False,
+        (Location("n", ""), Location("n", "1")): True,
+        (Location("n", "0"), Location("m", "0")): False,
     }
     assert {pair: pair[0].meets(pair[1]) for pair in cases} == cases
-    assert Rooms({"n": frozenset("0123")}, needed=2).left([Place("n", "0+1")])
-    assert not Rooms({"n": frozenset("012")}, needed=2).left([Place("n", "0+1")])
-    assert not Rooms({"n": frozenset({""})}).left([Place("n")])
+    assert Rooms({"n": frozenset("0123")}, needed=2).left([Location("n", "0+1")])
+    assert not Rooms({"n": frozenset("012")}, needed=2).left([Location("n", "0+1")])
+    assert not Rooms({"n": frozenset({""})}).left([Location("n")])
 
 
 def test_only_actors_that_were_never_ready_count() -> None:

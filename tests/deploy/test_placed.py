@@ -18,7 +18,7 @@ from prometheus_client import REGISTRY
 from services.process import host_service
 from services.settings import parse_recipe
 from services.streams.keys import RunKeys
-from services.streams.runs.places import AVOIDED, AVOIDED_S, AvoidedPlace, Place, avoid, avoided_places
+from services.streams.runs.places import AVOIDED, AVOIDED_S, AvoidedPlace, Location, avoid, avoided_places
 from services.streams.state.events import EventLog
 from services.streams.state.heartbeat import live_processes
 from services.streams.state.runs import RunRecords
@@ -28,7 +28,7 @@ from tests.harness.small_run import recipe_document
 
 # Ray, which hosting imports, emits its own warnings.
 pytestmark = pytest.mark.filterwarnings("ignore")
-HERE = Place("gpu-node", "GPU-a")
+HERE = Location("gpu-node", "GPU-a")
 
 
 @pytest.fixture
@@ -148,7 +148,7 @@ async def test_places_of_other_services_and_devices_are_used(
     async with Hosted(redis, redis_url, submitted) as hosted:
         await hosted.until_state("ready")
     assert [place.place for place in await avoided_places(redis, hosted.keys)] == [
-        Place(HERE.node, "GPU-b"),
+        Location(HERE.node, "GPU-b"),
         HERE,
     ], "the one whose time is over is gone"
 

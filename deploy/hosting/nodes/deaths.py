@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from services.contracts import HostPid
-from services.streams.runs.places import TOGETHER, Place
+from services.streams.runs.places import TOGETHER, Location
 
 log = logging.getLogger(__name__)
 
@@ -22,15 +22,15 @@ PLACE_TRIES = 3
 """How many of these deaths in a row use up a place, while others are left."""
 NODES = 3
 """Deaths on so many nodes are no fault of a node."""
-MOST_DEATHS = 30
+MOST_DEATHS = 100
 """Without a single replica that is ready, so many deaths in a row end the run, even if others are still starting."""
 
 
-class Replica(NamedTuple):
+class SeenReplica(NamedTuple):
     """A replica as it was seen: its process and its place, each None until it is known."""
 
     process: HostPid | None = None
-    place: Place | None = None
+    place: Location | None = None
 
 
 @dataclass(frozen=True)
@@ -44,11 +44,11 @@ class Rooms:
     needed: int = 1
     may_grow: bool = False
 
-    def left(self, used: Collection[Place]) -> bool:
+    def left(self, used: Collection[Location]) -> bool:
         """Whether there is room apart from the `used` places."""
         return self.may_grow or any(self._free(node, used) >= self.needed for node in self.nodes)
 
-    def _free(self, node: str, used: Collection[Place]) -> int:
+    def _free(self, node: str, used: Collection[Location]) -> int:
         taken = {device for place in used if place.node == node for device in place.device.split(TOGETHER)}
         return 0 if "" in taken else len(self.nodes[node] - taken)
 
@@ -63,13 +63,13 @@ class EarlyDeaths:
 
     leaving: int = 0
     in_row: int = 0
-    at: Counter[Place] = field(default_factory=Counter)
-    _replicas: dict[str, Replica] = field(default_factory=dict)
+    at: Counter[Location] = field(default_factory=Counter)
+    _replicas: dict[str, SeenReplica] = field(default_factory=dict)
     _ready: set[str] = field(default_factory=set)
-    _avoided: frozenset[Place] = frozenset()
+    _avoided: frozenset[Location] = frozenset()
 
     def observe(
-        self, replicas: Mapping[str, Replica], ready: Collection[HostPid], avoided: Collection[Place] = ()
+        self, replicas: Mapping[str, SeenReplica], ready: Collection[HostPid], avoided: Collection[Location] = ()
     ) -> int:
         """Record the current replicas; returns how many in a row died early.
 
@@ -79,8 +79,8 @@ class EarlyDeaths:
             del self.at[place]  # it is tried again
         self._avoided = frozenset(avoided)
         for name, seen in replicas.items():
-            before = self._replicas.get(name, Replica())
-            self._replicas[name] = Replica(seen.process or before.process, seen.place or before.place)
+            before = self._replicas.get(name, SeenReplica())
+            self._replicas[name] = SeenReplica(seen.process or before.process, seen.place or before.place)
         for name, replica in self._replicas.items():
             if replica.process in ready and name not in self._ready:
                 self._ready.add(name)
@@ -91,9 +91,9 @@ class EarlyDeaths:
             self._depart(name)
         return self.in_row
 
-    def place(self, name: str) -> Place | None:
+    def place(self, name: str) -> Location | None:
         """Where a replica is, if that is known."""
-        return self._replicas.get(name, Replica()).place
+        return self._replicas.get(name, SeenReplica()).place
 
     def _depart(self, name: str) -> None:
         replica = self._replicas.pop(name)
@@ -115,7 +115,7 @@ class EarlyDeaths:
         if replica.place:
             self.at[replica.place] += 1
 
-    def used_up(self, rooms: Rooms) -> list[Place]:
+    def used_up(self, rooms: Rooms) -> list[Location]:
         """The places to avoid from now on: they have used up their tries, and there are others."""
         return [
             place
@@ -141,13 +141,13 @@ class EarlyDeaths:
         """Whether `used_up` or `hopeless` may find something."""
         return bool(self.in_row or self._avoided or self.at.total())
 
-    def _others(self, place: Place, rooms: Rooms) -> bool:
+    def _others(self, place: Location, rooms: Rooms) -> bool:
         """Whether a replica works elsewhere, or may: where none has died since one was ready."""
         elsewhere = (self._replicas[name].place for name in self._ready)
         return any(other != place for other in elsewhere) or self._promising or rooms.left(self._failed)
 
     @property
-    def _failed(self) -> set[Place]:
+    def _failed(self) -> set[Location]:
         return {place for place, count in self.at.items() if count} | self._avoided
 
     @property
@@ -155,5 +155,5 @@ class EarlyDeaths:
         places = (replica.place for replica in self._replicas.values())
         return any(place and not self.at[place] and not self._is_avoided(place) for place in places)
 
-    def _is_avoided(self, place: Place) -> bool:
+    def _is_avoided(self, place: Location) -> bool:
         return any(place.meets(other) for other in self._avoided)

@@ -17,7 +17,7 @@ from deploy.hosting.nodes.places import own_place
 from deploy.hosting.pod_registry import PodRegistry
 from services.metrics import GPU_ERRORS
 from services.process import Context, Service
-from services.streams.runs.places import AVOIDED, AVOIDED_S, TOGETHER, AvoidedPlace, Place, avoid, avoided_places
+from services.streams.runs.places import AVOIDED, AVOIDED_S, TOGETHER, AvoidedPlace, Location, avoid, avoided_places
 from services.waits import cancel_and_wait
 
 log = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ class PlacedService:
         if not context.stopping.is_set():
             await self._run_watched(context, place, ray_node)
 
-    async def _hold(self, context: Context, place: Place, ray_node: str) -> None:
+    async def _hold(self, context: Context, place: Location, ray_node: str) -> None:
         """Hold the place while it is avoided."""
         registry = PodRegistry.current()
         announced = False
@@ -76,11 +76,11 @@ class PlacedService:
                 log.info("%s is no longer avoided; %s starts", place, self.name)
                 await context.heartbeat.update(state="starting")
 
-    async def _avoided(self, context: Context, place: Place) -> AvoidedPlace | None:
+    async def _avoided(self, context: Context, place: Location) -> AvoidedPlace | None:
         found = await avoided_places(context.redis, context.keys)
         return next((each for each in found if each.service == self.name and each.place.meets(place)), None)
 
-    async def _run_watched(self, context: Context, place: Place, ray_node: str) -> None:
+    async def _run_watched(self, context: Context, place: Location, ray_node: str) -> None:
         watch = _opened(place)
         if watch is None:
             await self._service.run(context)
@@ -101,7 +101,7 @@ class PlacedService:
             await cancel_and_wait(service, watching)
             await asyncio.to_thread(watch.close)
 
-    def _lost(self, fault: DeviceFault, place: Place, ray_node: str) -> AvoidedPlace:
+    def _lost(self, fault: DeviceFault, place: Location, ray_node: str) -> AvoidedPlace:
         known = fault.device in place.device.split(TOGETHER)  # by its UUID, as a pod's node names it
         return AvoidedPlace(
             service=self.name,
@@ -120,7 +120,7 @@ def placed(make: Callable[[], Service], *, holds: bool = True) -> Service:
     return PlacedService(make(), holds=holds)
 
 
-def _opened(place: Place) -> DeviceWatch | None:
+def _opened(place: Location) -> DeviceWatch | None:
     """A watch of the devices of this process; None without devices, or where they cannot be watched."""
     if not place.device:
         return None
@@ -134,7 +134,7 @@ def _opened(place: Place) -> DeviceWatch | None:
         return None
 
 
-async def _until_fatal(watch: DeviceWatch, place: Place) -> DeviceFault:
+async def _until_fatal(watch: DeviceWatch, place: Location) -> DeviceFault:
     """Count the errors of devices until one does not pass, and return that."""
     devices = place.device.split(TOGETHER)
     while True:

@@ -17,18 +17,18 @@ from deploy.hosting.environment import place as role_resource
 from deploy.hosting.nodes.deaths import Rooms
 from deploy.hosting.ray_internals import actor_location
 from services.settings import ClusterLimitsError, load_cluster_limits
-from services.streams.runs.places import TOGETHER, Place
+from services.streams.runs.places import TOGETHER, Location
 
 log = logging.getLogger(__name__)
 
 
-def place_at(ray_node: str, gpus: Iterable[str], labels: Mapping[str, str]) -> Place:
+def place_at(ray_node: str, gpus: Iterable[str], labels: Mapping[str, str]) -> Location:
     """The place of a process on a Ray node with these labels. `gpus`: their numbers as Ray counts."""
     devices = (labels.get(f"{GPU_LABEL}{number}", number) for number in gpus)
-    return Place(labels.get(NODE_LABEL, ray_node), TOGETHER.join(sorted(devices)))
+    return Location(labels.get(NODE_LABEL, ray_node), TOGETHER.join(sorted(devices)))
 
 
-def own_place() -> tuple[Place, str]:
+def own_place() -> tuple[Location, str]:
     """The place of this process, an actor of Ray, and the id of its Ray node."""
     context = ray.get_runtime_context()
     gpus = context.get_accelerator_ids().get("GPU", [])
@@ -41,7 +41,7 @@ class Locations:
     def __init__(self) -> None:
         self._labels: dict[str, Mapping[str, str]] = {}
 
-    def find(self, actor: str) -> tuple[Place, str] | None:
+    def find(self, actor: str) -> tuple[Location, str] | None:
         """The place of an actor and the id of its Ray node; None before it is placed. `actor`: its id, in hex."""
         located = actor_location(actor)
         if located is None:

@@ -6,6 +6,7 @@ Must not count failures; the cluster does, which sees where processes are.
 from __future__ import annotations
 
 from collections.abc import Collection
+from contextlib import suppress
 
 from services.controller.cluster import Cluster
 from services.metrics import AVOIDED_PLACES, GPU_ERRORS
@@ -68,10 +69,15 @@ class Avoiding:
                 GPU_ERRORS.labels(*place.place, place.kind).inc()
         for key, place in self._shown.items():
             if place.kind and key not in now:
-                GPU_ERRORS.remove(*place.place, place.kind)
+                with suppress(KeyError):  # another run had it too
+                    GPU_ERRORS.remove(*place.place, place.kind)
         self._shown = now
         for service in ("learner", "rollout", "verifier"):
             AVOIDED_PLACES.labels(self._run, service).set(sum(place.service == service for place in found))
+
+    def close(self) -> None:
+        """Show nothing of this run any more."""
+        self._show([])
 
     async def _last_failure(self, service: str) -> str:
         async for event in self._event_log.newest_events():

@@ -97,7 +97,9 @@ class FleetScaling:
         """Show the fleets in the metrics, and wait for replicas that are not ready, also while the run is paused."""
         await self._context.metrics.show(self.sized(record), processes)
         ready = Counter(process.service for process in processes if process.state == "ready")
-        wanted = {"rollout": self.replicas, "verifier": record.recipe.verifier.replicas}
+        # Those that hold avoided places are no stall: the run's alerts have the places.
+        working = max(1, self.replicas - _holding(processes))
+        wanted = {"rollout": working, "verifier": record.recipe.verifier.replicas}
         lacking = [f"{name} ({ready[name]} of {count} ready)" for name, count in wanted.items() if ready[name] < count]
         if lacking:
             text = f"replicas of {' and '.join(lacking)}"

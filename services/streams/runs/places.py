@@ -25,13 +25,13 @@ TOGETHER = "+"
 """Joins the devices of a process that has several."""
 
 
-class Place(NamedTuple):
+class Location(NamedTuple):
     """Where a process runs: a node's name, and its devices there, joined by TOGETHER; none without a GPU."""
 
     node: str
     device: str = ""
 
-    def meets(self, other: Place) -> bool:
+    def meets(self, other: Location) -> bool:
         """Whether the two have a device in common; a place without a device is its whole node."""
         if self.node != other.node:
             return False
@@ -59,9 +59,9 @@ class AvoidedPlace(Value):
     kind: str = ""
 
     @property
-    def place(self) -> Place:
+    def place(self) -> Location:
         """Where it is."""
-        return Place(self.node, self.device)
+        return Location(self.node, self.device)
 
     def __str__(self) -> str:
         until = time.strftime("%H:%M", time.gmtime(self.until))
