@@ -12,13 +12,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 
 from deploy.hosting.hosted_service import HostedService
 from deploy.hosting.pod_registry import VARIABLE, PodProcess, PodRegistry
+from deploy.kubernetes import node, node_facts
 from deploy.kubernetes import pod as pods
 from deploy.kubernetes.pod import COMMAND, Pod, PodError
 from deploy.kubernetes.probes import Probes
@@ -124,3 +127,34 @@ def test_a_service_that_does_not_drain_does_not_block_the_pod(
     pod.drain()
     assert f"did not drain within 0.3 s: rollout of r (pid {os.getpid()}) is ready" in caplog.text
     assert pod.registry.draining
+
+
+def test_a_pod_ends_when_it_only_holds_avoided_places(
+    pod: Pod, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    shown = tmp_path / "termination-log"
+    shown.touch()
+    monkeypatch.setattr(node_facts, "TERMINATION", shown)
+    worker = node.Worker("rollout", 0)
+    monkeypatch.setattr(node.Worker, "_join", lambda worker, ray: None)
+    monkeypatch.setattr(Pod, "start_ray", lambda pod, **_: psutil.Process())
+    monkeypatch.setattr(Pod, "end_ray", lambda pod: None)
+    monkeypatch.setattr(node, "WATCH_S", 0.02)
+    registry = pod.registry
+    reason = "rollout avoids node n until 10:00 UTC (3 failed there: died)"
+    registry.request_end(reason)
+    states = Path(os.environ[VARIABLE]) / f"{os.getpid()}.json"
+
+    def announce(state: str) -> None:
+        states.write_text(json.dumps({"service": "rollout", "run": "r", "state": state}))
+
+    announce("ready")
+    with ThreadPoolExecutor(1) as thread:
+        status = thread.submit(worker.run)
+        assert registry.end_reason() is None, "another replica works in the pod"
+        announce("avoided")
+        until(lambda: registry.draining)
+        states.unlink()
+        assert status.result(20) == 1
+    assert shown.read_text() == reason
+    assert f"this pod ends, and is replaced: {reason}" in caplog.text
