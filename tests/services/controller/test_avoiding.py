@@ -62,7 +62,7 @@ async def test_a_used_up_place_is_reported_once_with_the_last_failure(redis, run
         assert value("penstock_avoided_places", run=run_id, service="rollout") == 0
 
 
-async def test_a_device_that_must_go_is_counted_while_its_place_is_avoided(redis, run_id, avoiding):
+async def test_a_lost_device_is_counted_while_it_is_avoided(redis, run_id, avoiding):
     looks, _ = avoiding
     labels = {"node": f"node-of-{run_id}", "device": "GPU-a", "kind": "xid"}
     lost = place(node=labels["node"], kind="xid", until=time.time() + 0.5)
