@@ -10,7 +10,7 @@ from typing import Literal
 
 from services.contracts.base import Count, Finite, Lane, Message
 
-COMMON_PHASES = ("service-failed", "stalled", "waiting")
+COMMON_PHASES = ("node-avoided", "service-failed", "stalled", "waiting")
 """Phases of events that any service of a run may write."""
 PHASES: dict[str, tuple[str, ...]] = {
     "api": ("edited", "redis-memory-planned"),
@@ -23,7 +23,6 @@ PHASES: dict[str, tuple[str, ...]] = {
         "expired",
         "learner-restarted",
         "look-failed",
-        "node-avoided",
         "paused",
         "preparing-model",
         "queued",
@@ -68,8 +67,8 @@ PHASES: dict[str, tuple[str, ...]] = {
         "starvation-widen",
         "verdicts-unknown",
     ),
-    "rollout": ("node-avoided", "partial-damaged", "rollout-joining"),
-    "verifier": ("node-avoided", "unconfined"),
+    "rollout": ("partial-damaged", "rollout-joining"),
+    "verifier": ("unconfined",),
     "learner": (
         "archive-differs",
         "awaiting-evaluation",
@@ -78,7 +77,6 @@ PHASES: dict[str, tuple[str, ...]] = {
         "checkpoint-failed",
         "exported",
         "logprobs-differ",
-        "node-avoided",
         "non-finite-gradient",
         "payload-damaged",
         "rate-edited",
