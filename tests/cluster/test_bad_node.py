@@ -43,7 +43,7 @@ def test_a_bad_node_costs_one_replica_and_not_the_run(tmp_path: Path, tiny_model
         },
         rollout={"cpus": 2.0, "replicas": 2},
         learner={"cpus": 1.0, "learning_rate": 1e-4, "checkpoint_every": 2},
-        limits={"rollout_steps": 3, "startup_timeout_s": 200},
+        limits={"rollout_steps": 6, "startup_timeout_s": 200},
         algorithm={"overlong": {"cache": 4}},
     )
     with Cluster(tmp_path) as cluster:
@@ -53,20 +53,21 @@ def test_a_bad_node_costs_one_replica_and_not_the_run(tmp_path: Path, tiny_model
         broken = cluster.start_worker("broken", "rollout", node="bad-node", **BROKEN)
         broken.until_ready()
         run = cluster.submit(document)
+        cluster.until(run, lambda view: view["state"] == "running", "a replica on the other node", RUN_S)
+        with cluster.paused(run):  # else it may end before the broken node is avoided
+            assert ended(broken) == 1
+            said = broken.log.read_text()
+            assert "this pod ends, and is replaced: rollout avoids node bad-node until" in said
+            assert "(3 failed there: died before they were ready; last: rollout-" in said
+            view = cluster.until(run, lambda view: bool(view["alerts"]), "the alert", RUN_S)
+            assert any(text.startswith("rollout avoids node bad-node until") for text in view["alerts"]), view["alerts"]
 
-        assert ended(broken) == 1
-        said = broken.log.read_text()
-        assert "this pod ends, and is replaced: rollout avoids node bad-node until" in said
-        assert "(3 failed there: died before they were ready; last: rollout-" in said
-        view = cluster.until(run, lambda view: bool(view["alerts"]), "the alert", RUN_S)
-        assert any(text.startswith("rollout avoids node bad-node until") for text in view["alerts"]), view["alerts"]
-
-        # The pod that replaces it comes to the same node, and holds what others would get there.
-        again = cluster.start_worker("again", "rollout", node="bad-node", **BROKEN)
-        cluster.until(run, lambda view: replicas(view, "avoided") == 1, "the next pod", RUN_S)
+            # The pod that replaces it comes to the same node, and holds what others would get there.
+            again = cluster.start_worker("again", "rollout", node="bad-node", **BROKEN)
+            cluster.until(run, lambda view: replicas(view, "avoided") == 1, "the next pod", RUN_S)
         done = cluster.until(run, lambda view: view["state"] == "succeeded", "the end", RUN_S, ended=True)
         assert again.process.poll() is None, "it would be replaced for ever"
-    assert done["rollout_steps"] == 3
+    assert done["rollout_steps"] == 6
     assert done["groups"]["reconciled"]
     phases = [event["phase"] for event in done["events"]]
     assert phases.count("node-avoided") == 1, phases
