@@ -184,21 +184,22 @@ class ClusterLimits(Section):
         return self.rewards.faults(list(recipe.stated_rewards.items()), code=self.verifier_code.all_pods > 0)
 
     def size_faults(self, recipe: Recipe) -> list[str]:
-        """What of a recipe can never be placed: a process larger than a pod, or more of them than all pods hold."""
+        """What of a recipe can never be placed: a process larger than any pod, or more of them than all pods hold."""
         faults: list[str] = []
         for role, processes in role_requests(recipe, recipe.rollout.replicas).items():
-            if processes:
+            if processes and role != "cpu":  # no recipe states the size of a sampler
                 faults += self._size_faults(role, processes)
         return faults
 
     def _size_faults(self, role: str, processes: Sequence[ResourceRequest]) -> list[str]:
         limits, request, values = self.of(role), processes[0], VALUES.get(role, role)
         section = "verifier" if role == VERIFIER_CODE else role
+        largest = [max(sizes) for sizes in zip(*((kind.cpus, kind.gpus) for kind in limits.kinds), strict=True)]
         larger = [
             invalid(
-                f"{section}.{kind}", asked, f"at most {has:g}, as a {role} pod of this cluster has ({values}.{kind})"
+                f"{section}.{field}", asked, f"at most {has:g}, as a {role} pod of this cluster has ({values}.{field})"
             )
-            for kind, asked, has in zip(request._fields, request, (limits.cpus, limits.gpus), strict=True)
+            for field, asked, has in zip(request._fields, request, largest, strict=True)
             if asked > has + TINY
         ]
         most = limits.most(request)

@@ -38,5 +38,4 @@ OF_EVERY_PROCESS = dict.fromkeys(
     ),
     "prometheus-client",
 )
-OF_THE_GPU_WATCH = {"penstock_gpu_errors_total": "the processes on a GPU node"}
-EXTERNAL = {**OF_THE_GPU_WATCH, **OF_KUBERNETES, **OF_THE_ENGINE, **OF_PROMETHEUS, **OF_EVERY_PROCESS}
+EXTERNAL = {**OF_KUBERNETES, **OF_THE_ENGINE, **OF_PROMETHEUS, **OF_EVERY_PROCESS}

@@ -19,7 +19,7 @@ from tests.harness.programs import needed
 from tests.harness.small_run import recipe_document
 from tests.harness.stack import Stack
 from tests.harness.workload import write_questions
-from tests.observability.external import OF_KUBERNETES, OF_THE_GPU_WATCH
+from tests.observability.external import OF_KUBERNETES
 from tests.observability.reading import RULES, dashboard_expressions, everything_named, recorded
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]
@@ -49,7 +49,7 @@ NOT_EXPORTED = {
     "penstock_step_value_explained_variance_ratio": "the recipe has no value head",
     "penstock_step_value_loss": "the recipe has no value head",
     **dict.fromkeys(OF_KUBERNETES, "a laptop has no Kubernetes"),
-    **dict.fromkeys(OF_THE_GPU_WATCH, "a laptop has no GPU"),
+    "penstock_gpu_errors_total": "a laptop has no GPU",
 }
 """Metrics that a healthy run does not export, and why."""
 OF_AN_UNTRAINED_MODEL = {"TruncatedResponses": "it samples tokens at random, and half of the responses reach the limit"}

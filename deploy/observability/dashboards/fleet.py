@@ -49,7 +49,8 @@ FLEET = Board(
             ),
             Panel(
                 "By state",
-                "joining: waits for weights; draining: finishes its work and exits; poisoned: has mixed weights.",
+                "joining: waits for weights; draining: finishes its work and exits; poisoned: has mixed weights; "
+                "avoided: holds a bad GPU or node.",
                 {"{{run}} {{service}} {{state}}": most("penstock_processes", "run, service, state", _SERVICE)},
                 kind="stack",
                 low=0,

@@ -190,6 +190,21 @@ async def test_api_rejects_more_replicas_than_the_limits_allow(api, redis, run_i
     assert (await api.patch(f"/v1/runs/{run_id}/scale", json={"rollout": 2})).status_code == 503
 
 
+def test_the_largest_pod_of_a_role_decides_what_is_too_large() -> None:
+    spot = {"pods": 2, "cpus": 4, "gpus": 8}
+    limits = ClusterLimits.model_validate({**FILE, "rollout": {**FILE["rollout"], "groups": [spot]}})
+
+    def faults(**rollout: float) -> list[str]:
+        return limits.size_faults(parse_recipe(recipe_document("/model", rollout=rollout)))
+
+    assert faults(cpus=4.0, gpus=4.0, tensor_parallel=4) == []
+    assert faults(cpus=8.0, gpus=1.0) == []
+    (joint,) = faults(cpus=8.0, gpus=4.0, tensor_parallel=4)
+    assert joint.startswith("rollout.replicas: 1 is not valid: expected none; the chart allows rollout at most 3 pods")
+    (one,) = faults(cpus=4.0, gpus=16.0, tensor_parallel=16)
+    assert one.startswith("rollout.gpus: 16.0 is not valid: expected at most 8, as a rollout pod of this cluster has")
+
+
 SIZES = {
     "as much as fits": ({"rollout": {**ROLLOUT, "replicas": 6}, "learner": {"cpus": 2.0, "gpus": 1.0, "ranks": 8}}, []),
     "larger than a pod": (
