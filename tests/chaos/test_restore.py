@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import pytest
 
 from services.streams.keys import RunKeys
 from tests.harness.programs import needed
-from tests.harness.servers.redis_servers import PASSWORDS, START_SCRIPT, Process, script_settings
+from tests.harness.servers.release_redis import ReleaseRedis
 from tests.harness.stubs.stack import StubStack
 from tests.harness.stubs.workload import recipe, write_questions
 
@@ -27,52 +23,10 @@ WAIT_S = 150.0
 RUN = "restored"
 
 
-class Server:
-    """The chart's server, which something starts again when it ends, as the kubelet does."""
-
-    def __init__(self, folder: Path) -> None:
-        self.environment, port = script_settings(folder)
-        self.folder, self._user = folder, 999 if os.geteuid() == 0 else None
-        self.process = Process(folder, ["sh", str(START_SCRIPT)], port, self.environment, self._user)
-
-    @property
-    def url(self) -> str:
-        """The address with the password of user penstock."""
-        return f"redis://penstock:{quote(PASSWORDS['penstock'], safe='')}@127.0.0.1:{self.process.port}/0"
-
-    def command(self, name: str, given: bytes = b"") -> bytes:
-        """The output of a command of the start script, run in the server's container."""
-        environment = {**self.environment, "REDIS_PORT": str(self.process.port)}
-        done = subprocess.run(
-            ["sh", str(START_SCRIPT), name],
-            env=environment,
-            input=given,
-            capture_output=True,
-            timeout=60,
-            check=False,
-            user=self._user,
-        )
-        assert done.returncode == 0, done.stderr.decode()
-        return done.stdout
-
-    def lose_volume(self) -> None:
-        """A server on a new, empty volume."""
-        self.process.kill()
-        for part in (self.folder / "data").iterdir():
-            shutil.rmtree(part) if part.is_dir() else part.unlink()
-        self.process.start()
-
-    def restore(self, backup: bytes) -> None:
-        """Start with the backup."""
-        self.command("restore", backup)
-        self.process.process.wait(30)
-        self.process.start()
-
-
 @pytest.fixture
-def server(open_path: Path) -> Iterator[Server]:
+def server(open_path: Path) -> Iterator[ReleaseRedis]:
     needed("redis-cli")
-    server = Server(open_path)
+    server = ReleaseRedis(open_path)
     with server.process:
         yield server
         print(server.process.log.read_text()[-20_000:])  # shown if the test fails
@@ -94,7 +48,7 @@ def until(holds: Callable[[], bool], what: str) -> None:
         time.sleep(0.2)
 
 
-def test_a_run_goes_on_from_a_backup(server: Server, tmp_path: Path):
+def test_a_run_goes_on_from_a_backup(server: ReleaseRedis, tmp_path: Path):
     document = recipe(
         write_questions(tmp_path / "questions.jsonl", QUESTIONS),
         QUESTIONS - 8,
@@ -118,7 +72,7 @@ def test_a_run_goes_on_from_a_backup(server: Server, tmp_path: Path):
     assert seen["state"] == "succeeded", seen["reason"]
     assert seen["groups"]["reconciled"]
     assert seen["groups"]["trained"] == STEPS * GROUPS
-    found = server.process.client(username="penstock", password=PASSWORDS["penstock"]).xrange(RunKeys(RUN).steps)
+    found = server.process.client(username="penstock", password=server.passwords["penstock"]).xrange(RunKeys(RUN).steps)
     records = [json.loads(fields["m"]) for _, fields in found]
     assert [record["step"] for record in records] == list(range(1, STEPS + 1))
     trained = [group for record in records for group in record["groups"]]

