@@ -3,6 +3,7 @@
 Must not decide anything: each function wraps one call for which Ray has no public equivalent. An upgrade of Ray has to
 check each of them (tests/deploy/test_hosting*.py, test_ray_start.py and tests/cluster run them):
 
+- `actor_id` (of an actor's handle): finds the actor in Ray's tables.
 - `actor_row` (ray._private.state.actors): state, restarts and process of an actor, to notice processes that keep dying.
 - `actor_location` (ray._private.state, its actor table): the GPUs that Ray gave to an actor, also after its death.
 - `living_nodes`, `request_drain` (ray._raylet.GcsClient): join and drain of a pod's node, without being a Ray driver.
@@ -52,9 +53,14 @@ class NodeStartError(Exception):
     """
 
 
+def actor_id(actor: Any) -> str:
+    """An actor's id, in hexadecimal digits."""
+    return str(actor._actor_id.hex())
+
+
 def actor_row(actor: Any) -> dict[str, Any]:
     """An actor's row in Ray's actor table: "State", "NumRestarts", "Address", "Pid". Blocks for a round trip."""
-    row: dict[str, Any] = actor_table(actor._actor_id.hex())
+    row: dict[str, Any] = actor_table(actor_id(actor))
     return row
 
 

@@ -19,6 +19,7 @@ from deploy.hosting.actors import Restarts, actor_state
 from deploy.hosting.environment import NAMESPACE, place, service_environment
 from deploy.hosting.hosted_service import HostedService, free_address
 from deploy.hosting.nodes.deaths import EARLY_DEATHS
+from deploy.hosting.ray_internals import actor_id
 from services.contracts import HostPid
 from services.process import Service
 
@@ -153,7 +154,7 @@ class Rank(RoleHandle):
         options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=rank)
         actor = ray.remote(RoleActor).options(**options).remote(False)
         super().__init__(f"learner rank {rank}", actor)
-        self.actor_id = str(actor._actor_id.hex())
+        self.actor_id = actor_id(actor)
 
     async def address(self, deadline_s: float) -> tuple[str, int]:
         """A host and port where the actor runs. Raises TimeoutError if the actor was not placed in time, RoleError."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from learner.coordinator.checkpoint_schedule import CheckpointSchedule
 from learner.service import LearnerService
 from services.contracts import SamplerState
 from services.process import ServiceThread
@@ -14,7 +15,7 @@ from services.sampler.rewind import rewind_run
 from services.storage.mirror import NO_MIRROR
 from services.streams.delivery.snapshots import compress_snapshot
 from services.streams.keys import RunKeys
-from services.streams.runs.adoption import adopt_run
+from services.streams.runs.adopting.adoption import adopt_run
 from services.streams.runs.remains import read_remains
 from services.streams.state.events import EventLog
 from services.streams.state.group_state import GroupTransitions
@@ -32,8 +33,10 @@ pytestmark = [
 
 
 async def test_a_learner_continues_an_adopted_run(
-    redis: Any, redis_url: str, run_id: str, tiny_model: Path, runs_folder: Path
+    redis: Any, redis_url: str, run_id: str, tiny_model: Path, runs_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # As a learner that is killed: one that is asked to stop writes the checkpoint of step 3.
+    monkeypatch.setattr(CheckpointSchedule, "owed", False)
     keys, records = RunKeys(run_id), RunRecords(redis)
     await submit(redis, run_id, tiny_model, limits={"rollout_steps": 4}, learner={"checkpoint_every": 2})
     thread = ServiceThread(LearnerService(), run_id, redis_url)

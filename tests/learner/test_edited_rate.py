@@ -37,6 +37,7 @@ async def test_each_step_keeps_the_rate_it_was_trained_with(
     await submit(redis, run_id, tiny_model, limits={"rollout_steps": 6}, learner={"warmup_rollout_steps": 2})
     monkeypatch.setattr(CheckpointWriter, "due", lambda *_: False)
     monkeypatch.setattr(CheckpointSchedule, "overdue", False)
+    monkeypatch.setattr(CheckpointSchedule, "owed", False)
 
     @asynccontextmanager
     async def learner() -> AsyncIterator[None]:

@@ -55,6 +55,7 @@ async def test_a_step_trained_again_with_another_result(
     with monkeypatch.context() as without_checkpoints:
         without_checkpoints.setattr(CheckpointWriter, "due", lambda *_: False)
         without_checkpoints.setattr(CheckpointSchedule, "overdue", False)
+        without_checkpoints.setattr(CheckpointSchedule, "owed", False)
         async with learner():
             for version in range(2):
                 await put_batch(redis, keys, version)

@@ -66,7 +66,7 @@ def _print(rows: list[dict[str, object]], adopted: bool) -> None:
 
 async def _recovered(url: str, names: list[str], adopt: bool) -> list[dict[str, object]]:
     from services.streams.connection.client import connect
-    from services.streams.runs.left import is_lost, names_here
+    from services.streams.runs.adopting.left import is_lost, names_here
 
     redis = await connect(url)
     try:
@@ -79,8 +79,8 @@ async def _recovered(url: str, names: list[str], adopt: bool) -> list[dict[str, 
 async def _one(redis: Redis, name: str, adopt: bool) -> dict[str, object]:
     from services.storage.errors import StoreError
     from services.streams.connection.functions import RedisFullError
-    from services.streams.runs.adoption import adopt_run
-    from services.streams.runs.left import read_left
+    from services.streams.runs.adopting.adoption import adopt_run
+    from services.streams.runs.adopting.left import read_left
     from services.streams.runs.remains import RemainsError
     from services.streams.state.run_record import DEFAULT_PROJECT
     from services.streams.state.runs import RunStateError

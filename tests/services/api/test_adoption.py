@@ -7,7 +7,7 @@ import pytest
 from services.contracts import Batch, GroupCounts, RunState, SamplerSnapshot, SamplerState
 from services.settings import parse_recipe
 from services.streams.keys import RunKeys
-from services.streams.runs.adoption import IDS_SKIPPED
+from services.streams.runs.adopting.adoption import IDS_SKIPPED
 from services.streams.state.group_counts import group_counts
 from services.streams.state.policy_history import read_policy
 from services.streams.state.runs import RunRecords
@@ -118,7 +118,7 @@ async def test_a_run_that_redis_lost_under_its_controller_is_adopted(api, redis,
 
 async def test_an_adoption_that_was_cut_off_is_repeated(api, redis, run_id, folder, monkeypatch):
     with monkeypatch.context() as cut:
-        cut.setattr("services.streams.runs.adoption.call", None)
+        cut.setattr("services.streams.runs.adopting.adoption.call", None)
         assert (await adopt(api, run_id)).status_code == 500
     assert (await RunRecords(redis).get(run_id)).reason.startswith("being adopted from ")
     assert (await adopt(api, run_id)).status_code == 201

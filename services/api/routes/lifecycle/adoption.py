@@ -21,8 +21,8 @@ from services.settings import RecipeError
 from services.settings.faults import invalid
 from services.storage.places import SHARED_FOLDERS
 from services.streams.keys import RunKeys
-from services.streams.runs.adoption import adopt_run
-from services.streams.runs.left import read_left
+from services.streams.runs.adopting.adoption import adopt_run
+from services.streams.runs.adopting.left import read_left
 from services.streams.state.runs import RunRecords, UnknownRunError, UsedRunError
 
 router = APIRouter(prefix="/v1/runs", tags=["runs"])
