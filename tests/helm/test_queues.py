@@ -120,6 +120,10 @@ def test_a_suspended_cluster_says_so() -> None:
         ({"annotations": {"ray.io/overwrite-container-cmd": "false"}}, ("ray.annotations", "overwrite-container-cmd")),
         ({"annotations": {"meta.helm.sh/release-name": "x"}}, ("ray.annotations", "meta.helm.sh/release-name")),
         ({"schedulerName": "Not Valid"}, ("ray.schedulerName", "pattern")),
+        (
+            {"labels": {"ray.io/scheduler-name": "volcano"}, "schedulerName": "volcano"},
+            ('ray.schedulerName: "volcano" is not valid: expected ""', "ray.io/scheduler-name"),
+        ),
     ],
 )
 def test_what_a_queue_would_reject_is_one_clear_line(values: dict[str, Any], words: tuple[str, ...]) -> None:
@@ -130,8 +134,7 @@ def test_what_a_queue_would_reject_is_one_clear_line(values: dict[str, Any], wor
 
 @each("label", ["ray.io/priority-class-name", "ray.io/gang-scheduling-enabled", "yunikorn.apache.org/queue"])
 def test_labels_of_kuberay_that_the_chart_does_not_set_are_free(label: str) -> None:
-    values = {"ray": {"labels": {label: "x"}, "annotations": {label: "y"}}}
-    cluster = render(DEFAULTS.but({**values, "commonLabels": {label: "x"}, "podLabels": {label: "x"}})).cluster
+    cluster = render(DEFAULTS.but({"ray": {"labels": {label: "x"}, "annotations": {label: "y"}}})).cluster
     assert (cluster.labels[label], cluster.annotations[label]) == ("x", "y")
 
 
@@ -153,8 +156,52 @@ def test_labels_go_to_objects_or_to_pods(value: str, found: str) -> None:
 
 @each("label", ["ray.io/group", "penstock.dev/shares-volume", "app.kubernetes.io/component"])
 def test_a_pods_label_of_the_chart_or_kuberay_is_refused(label: str) -> None:
-    with pytest.raises(HelmError, match=rf'podLabels: "{label}" is not valid'):
-        template(DEFAULTS.but({"podLabels": {label: "x"}}))
+    values = {"podLabels": {label: "x"}, "serviceAccount": {"podLabels": {label: "x"}}}
+    with pytest.raises(HelmError) as refused:
+        template(DEFAULTS.but(values))
+    for path in ("podLabels", "serviceAccount.podLabels"):
+        assert f'\n{path}: "{label}" is not valid: expected a name that neither' in str(refused.value), refused.value
+
+
+QUEUES = ("ray.io/scheduler-name", QUEUE, "kueue.x-k8s.io/priority-class", "volcano.sh/queue-name", "x.volcano.sh/y")
+
+
+@each("label", QUEUES)
+def test_a_queue_is_that_of_the_ray_cluster_alone(label: str) -> None:
+    """Kueue would also hold the API, Redis and the Job that drains at uninstall."""
+    everywhere: dict[str, Any] = {
+        "commonLabels": {label: "x"},
+        "podLabels": {label: "x"},
+        "serviceAccount": {"podLabels": {label: "x"}},
+        "rewardFunctions": {"podLabels": {label: "x"}},
+    }
+    with pytest.raises(HelmError) as refused:
+        template(DEFAULTS.but(everywhere))
+    message = str(refused.value)
+    for path in ("commonLabels", "podLabels", "serviceAccount.podLabels"):
+        assert f'\n{path}: "{label}" is not valid: expected it in ray.labels' in message, message
+    assert f'rewardFunctions.podLabels: "{label}" is not valid' in message
+
+
+@each("labels", [{"x y": "a"}, {"a": "a b"}, {"a": "-"}, {"a": "x" * 64}, {"/a": "b"}, {"Upper.example/a": "b"}])
+def test_labels_that_kubernetes_would_reject_are_refused(labels: dict[str, str]) -> None:
+    """Those of pods in a RayCluster would be rejected only as the first pod is created, in KubeRay's log."""
+    everywhere: dict[str, Any] = {
+        "commonLabels": labels,
+        "podLabels": labels,
+        "ray": {"labels": labels, "nodeSelector": labels},
+        "head": {"nodeSelector": labels},
+    }
+    with pytest.raises(HelmError) as refused:
+        template(DEFAULTS.but(everywhere))
+    for path in ("commonLabels", "podLabels", "ray.labels", "ray.nodeSelector", "head.nodeSelector"):
+        assert f"- {path}" in str(refused.value), refused.value
+
+
+def test_labels_at_the_limit_are_accepted() -> None:
+    labels = {"a": "", "b-2.example/Name_x.y": "x" * 63, "n" * 63: "A.b_c-9"}
+    values = {"ray": {"labels": labels}, "commonLabels": labels, "podLabels": labels}
+    assert labels.items() <= render(DEFAULTS.but(values)).cluster.labels.items()
 
 
 def muted(template: Document) -> Document:

@@ -4,11 +4,15 @@
 {{- $faults := list -}}
 {{- $kubeRay := list "ray.io/cluster" "ray.io/group" "ray.io/identifier" "ray.io/is-ray-node" "ray.io/node-type" -}}
 {{- $ray := list "ray.io/ft-enabled" "ray.io/overwrite-container-cmd" -}}
-{{- range $path, $labels := dict "commonLabels" .Values.commonLabels "podLabels" .Values.podLabels "ray.labels" .Values.ray.labels "ray.annotations" .Values.ray.annotations -}}
+{{- $pods := dict "podLabels" .Values.podLabels "serviceAccount.podLabels" .Values.serviceAccount.podLabels -}}
+{{- range $path, $labels := merge $pods (dict "commonLabels" .Values.commonLabels "ray.labels" .Values.ray.labels "ray.annotations" .Values.ray.annotations) -}}
 {{- range $label, $_ := $labels -}}
 {{- $taken := or (regexMatch "^(app[.]kubernetes[.]io|(meta[.])?helm[.]sh|penstock[.]dev)/" $label) (has $label (concat $kubeRay $ray)) -}}
 {{- if $taken -}}
 {{- $faults = append $faults (printf "%s: %q is not valid: expected a name that neither the chart nor KubeRay sets" $path $label) -}}
+{{- else if and (not (hasPrefix "ray." $path)) (regexMatch "^([a-z0-9.-]+[.])?(kueue[.]x-k8s[.]io|ray[.]io|volcano[.]sh)/" $label) -}}
+{{- /* Queues admit the RayCluster. On an API pod, Redis or a Job they would hold back that, too. */ -}}
+{{- $faults = append $faults (printf "%s: %q is not valid: expected it in ray.labels, because a queue or KubeRay would act on every object that has it" $path $label) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -25,6 +29,10 @@
 {{- end -}}
 {{- if and (include "penstock.ray.elastic" .) (not $queue) -}}
 {{- $faults = append $faults "ray.annotations: kueue.x-k8s.io/elastic-job = \"true\" is not valid: expected ray.labels `kueue.x-k8s.io/queue-name` beside it, because without a queue no pod would start" -}}
+{{- end -}}
+{{- $scheduler := get (.Values.ray.labels | default dict) "ray.io/scheduler-name" -}}
+{{- if and $scheduler .Values.ray.schedulerName -}}
+{{- $faults = append $faults (printf "ray.schedulerName: %q is not valid: expected \"\", because ray.labels has ray.io/scheduler-name = %q, and KubeRay then sets the scheduler of all Ray pods" .Values.ray.schedulerName $scheduler) -}}
 {{- end -}}
 {{- if and $queue .Values.ray.suspend -}}
 {{- $faults = append $faults "ray.suspend: true is not valid: expected false, because ray.labels has a queue of Kueue, which alone suspends the cluster" -}}

@@ -26,8 +26,8 @@
 {{- end -}}
 {{- end -}}
 {{- range $label, $_ := $functions.podLabels -}}
-{{- if regexMatch "^(app[.]kubernetes[.]io|helm[.]sh|ray[.]io|penstock[.]dev)/" $label -}}
-{{- $faults = append $faults (printf "rewardFunctions.podLabels: %q is not valid: expected a prefix other than those of the chart and of KubeRay" $label) -}}
+{{- if regexMatch "^(app[.]kubernetes[.]io|helm[.]sh|penstock[.]dev|([a-z0-9.-]+[.])?(kueue[.]x-k8s[.]io|ray[.]io|volcano[.]sh))/" $label -}}
+{{- $faults = append $faults (printf "rewardFunctions.podLabels: %q is not valid: expected a prefix other than those of the chart, of KubeRay and of queues" $label) -}}
 {{- end -}}
 {{- end -}}
 {{ toJson $faults }}
