@@ -41,9 +41,21 @@ REFUSED: list[tuple[Set, tuple[str, ...]]] = [
     (("learner.gpuMemoryGiB=0",), ("learner.gpuMemoryGiB", "greater than 0")),
     (("rollout.gpuMemoryGiB=80Gi",), ("rollout.gpuMemoryGiB", "number")),
     (("verifier.gpuMemoryGiB=80",), ("verifier.gpuMemoryGiB", "null")),
+    # Without them a group would be another one: no GPUs and the image without CUDA, or a single pod.
+    *(
+        ((f"json:{group}.{name}=null",), (group, f"{name} is required"))
+        for group in ("cpu", "verifier", "verifierCode", "rollout", "learner")
+        for name in ("minReplicas", "maxReplicas", *(("gpus",) if group in ("rollout", "learner") else ()))
+    ),
+    (("learner.minAvailable=0",), ("learner.minAvailable: 0 is not valid", "learner.disruptions: allow")),
     (("cpu.minReplicas=0",), ("cpu.minReplicas", "greater than or equal to 1")),
     (("api.replicas=0",), ("api.replicas", "greater than or equal to 1")),
     (("redis.maxMemoryMiB=8192",), ("redis.maxMemoryMiB: 8192 is not valid", "three quarters of redis.memory (8Gi)")),
+    (
+        ("redis.maxMemoryMiB=512", "redis.memory=1Gi", "redis.persistence.size=2047Mi"),
+        ("redis.persistence.size: 2047Mi is not valid", "four times redis.maxMemoryMiB (2048Mi)"),
+    ),
+    (("json:redis.persistence.size=null",), ("redis.persistence.size", "four times redis.maxMemoryMiB (20480Mi)")),
     (("networkPolicy.dns.ports={99999}",), ("networkPolicy.dns.ports", "65535")),
     # The peers of a policy: an empty list would open it to every endpoint, or on every port.
     *(
@@ -256,7 +268,7 @@ GOOD: list[dict[str, Any]] = [
     {"rollout": {"maxReplicas": 1000, "gpuMemoryGiB": 79.6}, "learner": {"gpuMemoryGiB": None}},
     {"rollout": {"requests": {"cpu": "7500m", "memory": "1.5Gi"}}},
     {"image": {"cpu": {"tag": "1.2.3-cpu"}, "gpu": {"digest": DIGEST}}},
-    {"redis": {"memory": "4Gi", "maxMemoryMiB": 3072}},
+    {"redis": {"memory": "4Gi", "maxMemoryMiB": 3072, "persistence": {"size": "12Gi"}}},
     {"redis": {"minAvailable": None}, "head": {"minAvailable": None}, "api": {"maxUnavailable": None}},
     {"rollout": {"nodeSelector": {"pool": "gpu"}}, "learner": {"nodeSelector": {"pool": "gpu"}}},
     {"commonLabels": {"team.example/name": "red"}, "global": {"anything": True}},
@@ -273,7 +285,14 @@ GOOD: list[dict[str, Any]] = [
             ],
         }
     },
-    {"redis": {"existingSecret": "s", "external": {"enabled": True, "address": "h:65535"}}},
+    {
+        "redis": {
+            "existingSecret": "s",
+            "external": {"enabled": True, "address": "h:65535"},
+            "persistence": {"size": "1Gi"},
+        }
+    },
+    {"learner": {"minAvailable": 0, "disruptions": "allow"}},
     INGRESS,
     REWARDS,
     {"verifier": {"rewardHosts": ["10.1.2.3", "a"]}, "verifierCode": {"maxReplicas": 1000}},
@@ -325,3 +344,16 @@ def test_only_supported_versions_of_kubernetes_are_accepted(version: str, accept
 def test_an_invalid_release_name_is_rejected() -> None:
     with pytest.raises(HelmError, match="fullnameOverride"):
         template_as("1-digit", DEFAULTS)
+
+
+@each("name", ["penstock-head", "penstock-api-2", "my-penstock-cpu-b", "team-redis"])
+def test_a_name_that_is_the_start_of_another_releases_pods_is_rejected(name: str) -> None:
+    """The alerts of the release `penstock` match `penstock-head-.+`."""
+    with pytest.raises(HelmError, match=rf'fullnameOverride: "{name}" is not valid: .* component .*\bhead\b'):
+        template(DEFAULTS.but({"fullnameOverride": name}))
+    assert template(DEFAULTS.but({"fullnameOverride": name}).with_arguments("--is-upgrade"))
+
+
+@each("name", ["penstock-heads", "head", "api-penstock", "team-cpu-penstock", "penstock-overhead"])
+def test_other_names_with_a_components_name_are_accepted(name: str) -> None:
+    assert template(DEFAULTS.but({"fullnameOverride": name}))

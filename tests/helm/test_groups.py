@@ -164,6 +164,11 @@ def labels(group: Document) -> dict[str, str]:
         ({"rollout": {"groups": [SPOT, SPOT]}}, ("rollout.groups[1].name", '"spot"', "unique")),
         ({"rollout": {"groups": [{**SPOT, "name": "gpu"}]}}, ("rollout.groups[0].name", "rollout-gpu")),
         ({"verifier": {"groups": [{**SPOT, "name": "code"}]}}, ("verifier.groups[0].name", "verifier-code")),
+        ({"verifier": {"groups": [{"name": "a", "maxReplicas": 1, "gpus": 1}]}}, ("verifier.groups.0.gpus", "0")),
+        (
+            {"verifier": {"groups": [{"name": "a", "maxReplicas": 1, "gpuMemoryGiB": 80}]}},
+            ("verifier.groups.0.gpuMemoryGiB", "null"),
+        ),
         ({"rollout": {"groups": [{"maxReplicas": 1}]}}, ("rollout.groups.0", "name is required")),
         ({"rollout": {"groups": [{"name": "a"}]}}, ("rollout.groups.0", "maxReplicas is required")),
         ({"rollout": {"groups": [{**SPOT, "name": "Spot"}]}}, ("rollout.groups.0.name", "pattern")),
@@ -195,5 +200,6 @@ def test_all_or_none_of_the_learners_pods_may_be_evicted(disruptions: str, most:
 
 @each("own, blocked", [({"minAvailable": 0}, False), ({"minAvailable": 1}, True), ({"minAvailable": None}, True)])
 def test_the_previous_charts_value_still_allows_evictions(own: Document, blocked: bool) -> None:
-    case: Case = DEFAULTS.but({section("learner"): own})
+    """`helm upgrade --reuse-values` has no `disruptions`. Beside `block`, 0 is refused: both cannot hold."""
+    case: Case = DEFAULTS.but({section("learner"): {**own, "disruptions": None}})
     assert render(case).has("PodDisruptionBudget", "learner") is blocked

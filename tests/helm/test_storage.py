@@ -192,9 +192,9 @@ def test_redis_keeps_its_volume_by_default() -> None:
     assert dropped.at("spec", "persistentVolumeClaimRetentionPolicy", "whenDeleted") == "Delete"
 
 
-def test_redis_fits_its_memory_and_twice_into_its_disk() -> None:
+def test_redis_fits_its_memory_and_four_times_into_its_disk() -> None:
     values, pod = default_values()["redis"], render(DEFAULTS).pod("redis")
     limit = quantity(pod.main.document["resources"]["limits"]["memory"])
     assert values["maxMemoryMiB"] * 2**20 <= 0.75 * limit
     claim = render(DEFAULTS).one("StatefulSet", "redis").at("spec", "volumeClaimTemplates", 0)
-    assert quantity(claim["spec"]["resources"]["requests"]["storage"]) >= 2 * values["maxMemoryMiB"] * 2**20
+    assert quantity(claim["spec"]["resources"]["requests"]["storage"]) >= 4 * values["maxMemoryMiB"] * 2**20

@@ -63,6 +63,10 @@
 {{- end -}}
 {{- end -}}
 {{- end -}}
+{{- /* Values of an older release say by minAvailable whether the learner may be evicted, and have no disruptions. */ -}}
+{{- if and (eq (.Values.learner.disruptions | default "") "block") (eq (toString .Values.learner.minAvailable) "0") -}}
+{{- $faults = append $faults "learner.minAvailable: 0 is not valid: expected learner.disruptions: allow in its place, because learner.disruptions: block keeps every pod of the learner" -}}
+{{- end -}}
 {{- $envs := dict "api.env" .Values.api.env "ray.env" .Values.ray.env -}}
 {{- range $role, $of := $groups -}}{{- $_ := set $envs (printf "%s.env" $role) $of.env -}}{{- end -}}
 {{- range $path, $env := $envs -}}
@@ -72,7 +76,13 @@
 {{- end -}}
 {{- end -}}
 {{- end -}}
-{{- if not (regexMatch "^[a-z]([a-z0-9-]*[a-z0-9])?$" (include "penstock.fullname" .)) -}}
+{{- $name := include "penstock.fullname" . -}}
+{{- $parts := "api|cpu|functions|head|learner|redis|rollout|uninstall|verifier" -}}
+{{- if and .Release.IsInstall (regexMatch (printf "-(%s)$|%s.*-(%s)-" $parts (.Values.nameOverride | default .Chart.Name) $parts) $name) -}}
+{{- /* Alerts find pods by name. An installed release keeps its name, as all its objects do. */ -}}
+{{- $faults = append $faults (printf "fullnameOverride: %q is not valid: expected a full name (now %q) without the name of a component (%s), because a release of the shorter name would count its pods as its own" .Values.fullnameOverride $name (replace "|" ", " $parts)) -}}
+{{- end -}}
+{{- if not (regexMatch "^[a-z]([a-z0-9-]*[a-z0-9])?$" $name) -}}
 {{- $faults = append $faults (printf "release name: %q is not valid: expected lower-case letters, digits and '-', starting with a letter; otherwise set fullnameOverride" .Release.Name) -}}
 {{- end -}}
 {{ toJson $faults }}
@@ -128,8 +138,15 @@
 {{- if and $external.caSecret (not $external.tls) -}}
 {{- $faults = append $faults (printf "redis.external.caSecret: %q is not valid: expected \"\", because redis.external.tls is false" $external.caSecret) -}}
 {{- end -}}
-{{- else if gt (mul .Values.redis.maxMemoryMiB 4 1048576) (mul 3 (include "penstock.bytes" .Values.redis.memory | int64)) -}}
+{{- else -}}
+{{- $most := mul .Values.redis.maxMemoryMiB 4 1048576 -}}
+{{- if gt $most (mul 3 (include "penstock.bytes" .Values.redis.memory | int64)) -}}
 {{- $faults = append $faults (printf "redis.maxMemoryMiB: %v is not valid: expected at most three quarters of redis.memory (%s)" .Values.redis.maxMemoryMiB .Values.redis.memory) -}}
+{{- end -}}
+{{- /* The append-only file, its rewrite beside it, what is written meanwhile, and the reserve of the start script. */ -}}
+{{- if gt $most (include "penstock.bytes" .Values.redis.persistence.size | int64) -}}
+{{- $faults = append $faults (printf "redis.persistence.size: %s is not valid: expected at least four times redis.maxMemoryMiB (%dMi), because the append-only file is rewritten beside the old one" .Values.redis.persistence.size (mul .Values.redis.maxMemoryMiB 4)) -}}
+{{- end -}}
 {{- end -}}
 {{ toJson $faults }}
 {{- end }}
