@@ -100,7 +100,7 @@ def evaluated(entries: Mapping[str, str], values: Mapping[str, str]) -> dict[str
     return {key: re.sub(r"\$\{\{ (.+?) \}\}", lambda found: values[found[1]], text) for key, text in entries.items()}
 
 
-def run(job: str, folder: Path, target: str = "") -> list[tuple[list[str], str]]:
+def run(job: str, folder: Path, target: str = "", ref: str = "refs/tags/v0.1.0") -> list[tuple[list[str], str]]:
     """Run the scripts of a job in order, with stand-ins; returns their calls."""
     values = {**EXPRESSIONS, "matrix.target": target}
     log = folder / "log"
@@ -111,7 +111,7 @@ def run(job: str, folder: Path, target: str = "") -> list[tuple[list[str], str]]
         "REAL_HELM": str(BIN / "helm"),
         "RUNNER_TEMP": str(folder),
         "GITHUB_OUTPUT": str(folder / "output"),
-        "GITHUB_REF_NAME": "v0.1.0",
+        "GITHUB_REF": ref,
         **evaluated(WORKFLOW["env"], values),
         **evaluated(JOBS[job].get("env", {}), values),
     }
@@ -144,6 +144,17 @@ def test_an_image_is_built_pushed_signed_and_attested(target: str, tmp_path: Pat
     predicate = ["--type", "cyclonedx", "--predicate", f"{tmp_path}/sbom.cdx.json"]
     assert attested[0] == ["cosign", "attest", "--yes", *predicate, image]
     assert JOBS["image"]["outputs"][target] == f"${{{{ steps.push.outputs.{target} }}}}"
+
+
+@pytest.mark.parametrize("ref", ["refs/heads/main", "refs/heads/v0.1.0", "refs/tags/v0.1.1"])
+def test_only_the_tag_of_the_version_is_published(ref: str, tmp_path: Path) -> None:
+    """A run by hand may be of any branch, and its images would get the tags of a released version."""
+    (guard,) = [step for step in JOBS["image"]["steps"] if "GITHUB_REF" in step.get("run", "")]
+    assert "if" not in guard
+    assert JOBS["chart"]["needs"] == "image"
+    with pytest.raises(AssertionError, match=rf"{guard['name']}: ::error::run from {ref}: expected refs/tags/v0\.1\.0"):
+        run("image", tmp_path, "cpu", ref)
+    assert not (tmp_path / "log").exists() or calls(tmp_path / "log") == []
 
 
 def test_the_chart_is_pushed_with_the_digests_and_signed(tmp_path: Path) -> None:
