@@ -287,6 +287,34 @@ def test_a_gpu_node_that_is_held_at_rest_is_told(tmp_path: Path, case: Case, hel
         assert prefers is tolerates is (held and component != "verifier"), component
 
 
+FIXED: Document = {
+    "ray": {"autoscaler": {"enabled": False}},
+    "rollout": {"minReplicas": 1},
+    "learner": {"minReplicas": 1},
+}
+
+
+@each(
+    "values, told",
+    [
+        ({}, False),
+        (FIXED, True),
+        ({"learner": {"groups": [{"name": "spot", "minReplicas": 8, "maxReplicas": 8}]}}, True),
+        ({"learner": {"minReplicas": 1, "disruptions": "allow"}}, False),
+    ],
+)
+def test_drains_that_are_blocked_at_rest_are_told(tmp_path: Path, values: Document, told: bool) -> None:
+    case = DEFAULTS.but(values)
+    assert ("Learner pods stay between runs" in notes_of(tmp_path, case)) is told
+    at_rest = sum(group["minReplicas"] for group in learners(case))
+    assert bool(at_rest and render(case).has("PodDisruptionBudget", "learner")) is told
+
+
+def learners(case: Case) -> list[Document]:
+    groups: list[Document] = render(case).cluster.at("spec", "workerGroupSpecs")
+    return [group for group in groups if group["groupName"].startswith("learner")]
+
+
 def notes_of(folder: Path, case: Case) -> str:
     """The notes that `helm install` prints."""
     values = folder / "values.json"
