@@ -15,18 +15,20 @@ from services.metrics.tables import FAMILY_OF_STEP_METRIC, show_step
 
 LONGEST = 50
 """Steps of the longer window."""
-
-
-def _p90(values: Sequence[float]) -> float:
-    """The 90th percentile, by linear interpolation; `values`: at least two."""
-    return statistics.quantiles(values, n=10, method="inclusive")[-1]
-
+FEWEST = 20
+"""Values that its median needs before it is shown."""
 
 _STATISTICS: Mapping[int, tuple[int, Mapping[str, Callable[[Sequence[float]], float]]]] = {
     10: (10, {"mean": statistics.fmean}),
-    LONGEST: (20, {"median": statistics.median, "p90": _p90}),
+    LONGEST: (FEWEST, {"median": statistics.median}),
 }
 """By steps of the window: how many it needs before it is shown, and its statistics."""
+EXTREMES: Mapping[str, tuple[str, Callable[[float, float], float]]] = {
+    "entropy": ("highest_median", max),
+    "response_length": ("lowest_median", min),
+    "reward": ("highest_median", max),
+}
+"""The step metrics whose medians are remembered over all steps, because no window of steps shows a slow decline."""
 
 WINDOWED = (
     *("accuracy", "effective_sample_size", "entropy"),
@@ -34,12 +36,12 @@ WINDOWED = (
     *("logprob_difference_mean", "mismatch_kl", "publish_seconds", "response_length", "reward", "staleness_mean"),
     *("truncated_share", "zero_advantage_share"),
 )
-"""The step metrics that have windows: those that alerts read, because each costs three series of a run."""
+"""The step metrics that have windows: those that alerts read, because each costs two series of a run."""
 
 RECENT = {
     name: Gauge(
         f"penstock_recent_{FAMILY_OF_STEP_METRIC[name]}",
-        f"The step metric {name} over the last rollout steps that have it.",
+        f"The step metric {name} over the last rollout steps that have it, or over all.",
         ["run", "steps", "statistic"],
     )
     for name in WINDOWED
@@ -47,6 +49,8 @@ RECENT = {
 
 _last: dict[str, dict[str, deque[float]]] = {}
 """By run and step metric: its values in the last LONGEST steps that have it, the newest one last."""
+_extremes: dict[str, dict[str, float]] = {}
+"""By run and step metric of EXTREMES: the highest or lowest median of LONGEST steps so far."""
 
 
 def recent_families() -> Iterator[Gauge]:
@@ -55,13 +59,16 @@ def recent_families() -> Iterator[Gauge]:
 
 
 def show_history(run: str, steps: Iterable[Mapping[str, float]]) -> None:
-    """Show the last of these steps, oldest first, and windows over them alone: the run continues after it."""
+    """Show the last of these steps, oldest first, and windows over them alone: the run continues after it.
+
+    `steps`: all that the run has, because the extremes are of its whole history.
+    """
     forget_recent(run)
-    newest = list(steps)[-LONGEST:]
-    for metrics in newest:
-        _add(run, metrics)
-    if newest:
-        show_step(run, newest[-1])
+    last: Mapping[str, float] | None = None
+    for last in steps:
+        _add(run, last)
+    if last is not None:
+        show_step(run, last)
         _show(run)
 
 
@@ -75,6 +82,7 @@ def show_committed(run: str, metrics: Mapping[str, float]) -> None:
 def forget_recent(run: str) -> None:
     """Forget the steps of `run` and remove its windows."""
     _last.pop(run, None)
+    _extremes.pop(run, None)
     for family in recent_families():
         family.remove_by_labels({"run": run})
 
@@ -84,6 +92,10 @@ def _add(run: str, metrics: Mapping[str, float]) -> None:
     for name in WINDOWED:
         if name in metrics:
             of_run.setdefault(name, deque(maxlen=LONGEST)).append(metrics[name])
+            if name in EXTREMES and len(of_run[name]) >= FEWEST:
+                median, (_, further) = statistics.median(of_run[name]), EXTREMES[name]
+                extremes = _extremes.setdefault(run, {})
+                extremes[name] = further(extremes.get(name, median), median)
 
 
 def _show(run: str) -> None:
@@ -93,3 +105,5 @@ def _show(run: str) -> None:
             if len(values) >= fewest:
                 for statistic, compute in computed.items():
                     RECENT[name].labels(run, str(steps), statistic).set(compute(values))
+    for name, value in _extremes.get(run, {}).items():
+        RECENT[name].labels(run, "all", EXTREMES[name][0]).set(value)

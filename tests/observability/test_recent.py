@@ -5,7 +5,16 @@ import statistics
 from prometheus_client import REGISTRY
 
 from services.metrics import families, forget
-from services.metrics.recent import LONGEST, RECENT, WINDOWED, forget_recent, show_committed, show_history
+from services.metrics.recent import (
+    EXTREMES,
+    FEWEST,
+    LONGEST,
+    RECENT,
+    WINDOWED,
+    forget_recent,
+    show_committed,
+    show_history,
+)
 from services.metrics.tables import STEP_METRICS
 from tests.observability.reading import alerts, matchers_of, rules
 
@@ -33,7 +42,23 @@ def test_windows_are_those_of_the_last_steps(run_id):
         assert window(run_id, "entropy_nats", 10, "mean") == (statistics.fmean(last[-10:]) if count >= 10 else None)
         median = statistics.median(last[-LONGEST:]) if count >= 20 else None
         assert window(run_id, "entropy_nats", LONGEST, "median") == median
-    assert window(run_id, "entropy_nats", LONGEST, "p90") == 6.0
+    forget(run_id)
+    assert shown(run_id) == {}
+
+
+def test_the_furthest_median_of_the_run_is_kept(run_id):
+    values = [float(number % 7) + (number if number < 70 else 140 - number) for number in range(120)]
+    medians = []
+    for count, value in enumerate(values, 1):
+        show_committed(run_id, {"entropy": value, "response_length": -value})
+        if count >= FEWEST:
+            medians.append(statistics.median(values[max(0, count - LONGEST) : count]))
+        highest = max(medians, default=None)
+        assert window(run_id, "entropy_nats", "all", "highest_median") == highest
+        assert window(run_id, "response_length_tokens", "all", "lowest_median") == (
+            None if highest is None else -highest
+        )
+    assert medians[-1] < max(medians) > medians[0], "it lies within the run, outside of every window"
     forget(run_id)
     assert shown(run_id) == {}
 
@@ -52,7 +77,7 @@ def test_a_restarted_learner_shows_the_same_windows(run_id):
     for metrics in steps:
         show_committed(run_id, metrics)
     before = shown(run_id)
-    assert len(before) == 3 * len(WINDOWED), "the cost: three series of a run by metric"
+    assert len(before) == 2 * len(WINDOWED) + len(EXTREMES), "the cost: two or three series of a run by metric"
     forget_recent(run_id)
     show_history(run_id, steps)
     assert shown(run_id) == before
@@ -72,3 +97,6 @@ def test_only_windows_that_a_rule_reads_are_exported():
             if metric.startswith("penstock_recent_") and label in ("steps", "statistic"):
                 read.setdefault(metric, set()).add(value)
     assert set(read) == {family._name for family in RECENT.values()}, alerts().keys()
+    over_all = {RECENT[name]._name: statistic for name, (statistic, _) in EXTREMES.items()}
+    assert set(over_all) == {metric for metric, values in read.items() if "all" in values}
+    assert all(statistic in read[metric] for metric, statistic in over_all.items())

@@ -144,7 +144,7 @@ SERIES = {
     "ProcessDown": ('up{{{at}, job="penstock", service="rollout", run="sick"}}', "0x60"),
 }
 """By alert: a series and the values with which it fires, where {at} is the place."""
-ALSO = 'penstock_recent_entropy_nats{{{at}, run="sick", steps="50", statistic="p90"}}'
+ALSO = 'penstock_recent_entropy_nats{{{at}, run="sick", steps="all", statistic="highest_median"}}'
 
 
 def labels_of(place):

@@ -55,11 +55,16 @@ def test_every_alert_that_reads_windows_is_covered():
     assert all("for" not in alerts()[name] for name in FALLS_ILL), "a duration means another number of steps each time"
 
 
-def exported_by_step(run, sick):
+def falls_ill(sick):
+    """The metrics of a run's steps: healthy ones, then those with `sick`."""
+    return [WELL | (sick if step >= HEALTHY else {}) for step in range(HEALTHY + SICK)]
+
+
+def exported_by_step(run, steps):
     """By step, from 0: what the learner exports after it, as {series: value}."""
     found = [{}]
-    for step in range(HEALTHY + SICK):
-        show_committed(run, WELL | (sick if step >= HEALTHY else {}))
+    for metrics in steps:
+        show_committed(run, metrics)
         found.append(
             {
                 "{}{{{}}}".format(
@@ -102,10 +107,10 @@ def step_alerts(folder):
 @each("step_s, scrape_s", [(3, 15), (1200, 300)])
 def test_the_same_step_fires_an_alert_at_any_speed(step_s, scrape_s, tmp_path):
     """A scrape later than that step at the latest, and a scrape before it not yet; a healthy run never."""
-    series = scraped(exported_by_step("well", {}), step_s, scrape_s)
+    series = scraped(exported_by_step("well", falls_ill({})), step_s, scrape_s)
     moments = []
     for name, (sick, fires_at) in FALLS_ILL.items():
-        series += scraped(exported_by_step(name, sick), step_s, scrape_s)
+        series += scraped(exported_by_step(name, falls_ill(sick)), step_s, scrape_s)
         scrape = (HEALTHY + fires_at) * step_s // scrape_s * scrape_s
         fired = {"exp_labels": {"severity": alerts()[name]["labels"]["severity"], "run": name}}
         for at, expected in ((scrape - scrape_s, []), (scrape + scrape_s, [fired])):
@@ -115,12 +120,51 @@ def test_the_same_step_fires_an_alert_at_any_speed(step_s, scrape_s, tmp_path):
         for setting, value in SETTINGS.items()
         for run in ("well", *FALLS_ILL)
     ]
+    check(tmp_path, scrape_s, series, moments)
+
+
+def check(folder, scrape_s, series, moments):
+    """Let promtool evaluate the rules of the alerts at these moments."""
     test = {"interval": f"{scrape_s}s", "input_series": series, "alert_rule_test": moments}
-    case = tmp_path / "case.yaml"
+    case = folder / "case.yaml"
     case.write_text(
         yaml.safe_dump(
-            {"rule_files": [str(step_alerts(tmp_path))], "evaluation_interval": f"{scrape_s}s", "tests": [test]}
+            {"rule_files": [str(step_alerts(folder))], "evaluation_interval": f"{scrape_s}s", "tests": [test]}
         )
     )
     done = subprocess.run([needed("promtool"), "test", "rules", case], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+LONG = 250
+"""Steps of a run that changes slowly."""
+DRIFTS = {
+    "EntropyCollapse": lambda step: {"entropy": 0.6 * 0.98**step},
+    "RewardCollapse": lambda step: {"reward": 0.6 - 0.005 * step},
+    "ResponseLengthBlowUp": lambda step: {"response_length": 400 * 1.01**step, "reward": 0.4 - 0.002 * step},
+}
+"""By alert: the step metrics of a run that goes wrong so slowly that no window of 50 steps shows it."""
+
+
+def learns(step):
+    """A run that learns: longer responses, more reward, and entropy that falls to half of its start."""
+    return {"response_length": 400 * 1.01**step, "reward": -0.5 + 0.005 * step, "entropy": 0.6 * 0.997**step}
+
+
+def test_a_slow_decline_fires_and_goes_on_firing(tmp_path):
+    runs = {"learns": learns, **DRIFTS}
+    series = [
+        line
+        for run, metrics in runs.items()
+        for line in scraped(exported_by_step(run, [WELL | metrics(step) for step in range(LONG)]), 60, 60)
+    ]
+    moments = [
+        {
+            "alertname": name,
+            "eval_time": f"{step}m",
+            "exp_alerts": [{"exp_labels": {"severity": "warning", "run": run}} for run in expected],
+        }
+        for name in DRIFTS
+        for step, expected in ((40, []), (200, [name]), (LONG, [name]))
+    ]
+    check(tmp_path, 60, series, moments)
