@@ -137,9 +137,7 @@ class TrainingLoop:
         if trained.damaged:
             DAMAGED_PAYLOADS.labels(run=self._context.record.id, service="learner").inc(len(trained.damaged))
             await self._context.event_log.write("payload-damaged", f"step {batch.step}: {'; '.join(trained.damaged)}")
-        limit = self._recipe.max_logprob_difference
-        if found := differing(trained.differences, limit):
-            await self._context.event_log.write("logprobs-differ", explanation(batch.step, version, found, limit))
+        await self._check_engines(trained, batch.step, version)
         unpublished = step_record(batch, trained, version, started_at, self._history.fence, rate)
         unpublished = unpublished.model_copy(
             update={"metrics": unpublished.metrics | {"batch_wait_seconds": self._waited_s}}
@@ -163,6 +161,14 @@ class TrainingLoop:
             text = f"{LEARNING_RATE} {before:g} -> {rate:g} from rollout step {step} on"
             await self._context.event_log.write("rate-edited", text)
         return rate
+
+    async def _check_engines(self, trained: Trained, step: int, version: int) -> None:
+        """Report replicas whose log-probs differ from the learner's, and count them in the step's metrics."""
+        limit = self._recipe.max_logprob_difference
+        found = differing(trained.differences, limit)
+        trained.metrics["logprob_off_replicas"] = float(len(found))
+        if found:
+            await self._context.event_log.write("logprobs-differ", explanation(step, version, found, limit))
 
     async def _check_gradients(self, record: StepRecord, trained: Trained) -> None:
         """Report skipped optimizer steps. Raises NonFiniteGradientError after archiving the record as a failure."""

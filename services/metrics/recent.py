@@ -23,6 +23,9 @@ _STATISTICS: Mapping[int, tuple[int, Mapping[str, Callable[[Sequence[float]], fl
     LONGEST: (FEWEST, {"median": statistics.median}),
 }
 """By steps of the window: how many it needs before it is shown, and its statistics."""
+COUNTED = ("logprob_off_replicas", "skipped_optimizer_steps")
+"""The step metrics of which one alone is enough for an alert: their sum of the last 10 steps, from the first one on."""
+_SUMMED = 10
 EXTREMES: Mapping[str, tuple[str, Callable[[float, float], float]]] = {
     "entropy": ("highest_median", max),
     "response_length": ("lowest_median", min),
@@ -44,7 +47,7 @@ RECENT = {
         f"The step metric {name} over the last rollout steps that have it, or over all.",
         ["run", "steps", "statistic"],
     )
-    for name in WINDOWED
+    for name in (*WINDOWED, *COUNTED)
 }
 
 _last: dict[str, dict[str, deque[float]]] = {}
@@ -89,7 +92,7 @@ def forget_recent(run: str) -> None:
 
 def _add(run: str, metrics: Mapping[str, float]) -> None:
     of_run = _last.setdefault(run, {})
-    for name in WINDOWED:
+    for name in (*WINDOWED, *COUNTED):
         if name in metrics:
             of_run.setdefault(name, deque(maxlen=LONGEST)).append(metrics[name])
             if name in EXTREMES and len(of_run[name]) >= FEWEST:
@@ -100,6 +103,9 @@ def _add(run: str, metrics: Mapping[str, float]) -> None:
 
 def _show(run: str) -> None:
     for name, kept in _last[run].items():
+        if name in COUNTED:
+            RECENT[name].labels(run, str(_SUMMED), "sum").set(sum(list(kept)[-_SUMMED:]))
+            continue
         for steps, (fewest, computed) in _STATISTICS.items():
             values = list(kept)[-steps:]
             if len(values) >= fewest:

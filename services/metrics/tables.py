@@ -41,6 +41,10 @@ _STEP_METRICS = {
         "Mean absolute difference between the log-probs of learner and engine, on the compared tokens.",
     ),
     "logprob_difference_p99": ("logprob_difference_p99_nats", "The 99th percentile of that difference."),
+    "logprob_off_replicas": (
+        "logprob_off_replicas",
+        "Replicas whose log-probs differ from the learner's by more than limits.max_logprob_difference.",
+    ),
     "logprob_off_share": ("logprob_off_ratio", "Compared tokens whose probabilities differ by more than 1 %."),
     "loss": ("loss", "Mean loss over the optimizer steps."),
     "masked_share": ("masked_ratio", "Trained tokens whose importance weight was set to 0."),

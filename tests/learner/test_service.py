@@ -296,5 +296,7 @@ async def test_log_probs_that_differ_are_reported(redis: Any, redis_url: str, ru
         assert text.startswith("step 1: log-probs of policy version 0 differ from the learner's: rollout-x by ")
         assert "nats on 79 tokens; limits.max_logprob_difference is 0.001" in text
         await until_step(redis, keys, 1)
+        [(_, step)] = await EventLog(redis, keys, "test").steps()
+        assert step.metrics["logprob_off_replicas"] == 1
     finally:
         await stop(learner)

@@ -25,7 +25,8 @@ from tests.services.sampler.judged import group_of, recipe
 UNITS = {
     *("seconds", "bytes", "ratio", "nats", "versions", "tokens", "tokens_per_second", "groups", "groups_per_step"),
     *("batches", "decisions", "entries", "errors", "events", "failures", "faults", "letters", "messages", "payloads"),
-    *("places", "processes", "prompts", "rows", "runs", "samples", "sequences", "steps", "verdicts", "waits"),
+    *("places", "processes", "prompts", "replicas", "rows", "runs", "samples", "sequences", "steps"),
+    *("verdicts", "waits"),
 }
 """The valid endings of a name: the unit of its values, or what they count."""
 WITHOUT_UNIT = {

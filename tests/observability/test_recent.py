@@ -6,6 +6,7 @@ from prometheus_client import REGISTRY
 
 from services.metrics import families, forget
 from services.metrics.recent import (
+    COUNTED,
     EXTREMES,
     FEWEST,
     LONGEST,
@@ -72,12 +73,22 @@ def test_a_metric_counts_only_the_steps_that_have_it(run_id):
     forget(run_id)
 
 
+def test_one_event_is_summed_from_the_first_step_on(run_id):
+    for step in range(25):
+        show_committed(run_id, {"skipped_optimizer_steps": 2.0 if step in (0, 14) else 0.0})
+        expected = 2.0 if step < 10 or step >= 14 else 0.0
+        assert window(run_id, "skipped_optimizer_steps", 10, "sum") == (0.0 if step == 24 else expected), step
+    forget(run_id)
+
+
 def test_a_restarted_learner_shows_the_same_windows(run_id):
-    steps = [{name: float((7 * step + place) % 11) for place, name in enumerate(WINDOWED)} for step in range(90)]
+    names = (*WINDOWED, *COUNTED)
+    steps = [{name: float((7 * step + place) % 11) for place, name in enumerate(names)} for step in range(90)]
     for metrics in steps:
         show_committed(run_id, metrics)
     before = shown(run_id)
-    assert len(before) == 2 * len(WINDOWED) + len(EXTREMES), "the cost: two or three series of a run by metric"
+    series = 2 * len(WINDOWED) + len(EXTREMES) + len(COUNTED)
+    assert len(before) == series, "the cost: one to three series of a run by metric"
     forget_recent(run_id)
     show_history(run_id, steps)
     assert shown(run_id) == before
@@ -89,7 +100,7 @@ def test_a_restarted_learner_shows_the_same_windows(run_id):
 
 
 def test_only_windows_that_a_rule_reads_are_exported():
-    assert set(WINDOWED) <= set(STEP_METRICS)
+    assert {*WINDOWED, *COUNTED} <= set(STEP_METRICS)
     assert {family._name for family in RECENT.values()} <= {family._name for family in families()}
     read = {}
     for rule in rules():

@@ -35,8 +35,6 @@ PAGES = {
 BOTH_WINDOWS = re.compile(r"\b(rate|increase|avg_over_time|delta)\(|:rate\d")
 WINDOW = re.compile(r"(?<=\[)\w+(?=\])|(?<=:rate)\w+")
 ON_ONE_EVENT = {
-    "NonFiniteGradients",
-    "LogprobsDiffer",
     "DeadLetters",
     "PayloadsDamaged",
     "BatchDamaged",

@@ -30,6 +30,8 @@ WELL = {
     "groups_filtered": 8.0,
     "groups_stale": 0.0,
     "publish_seconds": 20.0,
+    "skipped_optimizer_steps": 0.0,
+    "logprob_off_replicas": 0.0,
 }
 FALLS_ILL = {
     "EntropyCollapse": ({"entropy": 0.05}, 8),
@@ -45,6 +47,8 @@ FALLS_ILL = {
     "SamplingStarves": ({"groups_kept": 1.0, "groups_filtered": 15.0}, 6),
     "GroupsGoStale": ({"groups_stale": 8.0, "groups_filtered": 4.0}, 5),
     "WeightSyncSlow": ({"publish_seconds": 200.0}, 8),
+    "NonFiniteGradients": ({"skipped_optimizer_steps": 1.0}, 1),
+    "LogprobsDiffer": ({"logprob_off_replicas": 2.0}, 1),
 }
 """By alert: the step metrics that change when the run falls ill, and the sick step with which it fires."""
 SETTINGS = {"limits_max_staleness_steps": 4, "weights_timeout_seconds": 300}
@@ -53,6 +57,12 @@ SETTINGS = {"limits_max_staleness_steps": 4, "weights_timeout_seconds": 300}
 def test_every_alert_that_reads_windows_is_covered():
     assert set(FALLS_ILL) == {name for name, rule in alerts().items() if "penstock_recent_" in rule["expr"]}
     assert all("for" not in alerts()[name] for name in FALLS_ILL), "a duration means another number of steps each time"
+
+
+def test_no_alert_on_learning_reads_a_window_of_time():
+    on_learning = {name: rule for name, rule in alerts().items() if rule["file"] == "learning.yaml"}
+    assert on_learning
+    assert [name for name, rule in on_learning.items() if "[" in rule["expr"] or "for" in rule] == []
 
 
 def falls_ill(sick):
