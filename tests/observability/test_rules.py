@@ -29,9 +29,13 @@ PAGES = {
     "RedisDown",
     "RedisVolumeFilling",
     "RunFailed",
+    "RunStarved",
+    "RunUnjudged",
     "RunWithoutProgress",
 }
-"""The alerts that wake a person: work is lost, or no run advances, until that person acts. All others can wait."""
+"""The alerts that wake a person: work is lost, or a run stands still, until that person acts. All others can wait."""
+STANDS_STILL = {"RunFailed", "RunStarved", "RunUnjudged", "RunWithoutProgress", "DiskFull", "RedisDown"}
+"""Those of a run that goes on only when a person acts, and whose GPUs do nothing meanwhile."""
 BOTH_WINDOWS = re.compile(r"\b(rate|increase|avg_over_time|delta)\(|:rate\d")
 WINDOW = re.compile(r"(?<=\[)\w+(?=\])|(?<=:rate)\w+")
 ON_ONE_EVENT = {
@@ -93,6 +97,7 @@ def test_few_alerts_page_and_none_on_learning_does():
     assert set(paging) <= PAGES
     assert PAGES - set(paging) <= {"RedisVolumeFilling"}
     assert len(PAGES) <= 10
+    assert set(paging) >= STANDS_STILL, "one severity for one reason"
     assert not any(rule["file"] == "learning.yaml" for rule in paging.values())
 
 
