@@ -54,6 +54,11 @@ AVOIDED_PLACES = Gauge(
     "Nodes and devices that a run avoids, because its processes failed there.",
     ["run", "service"],
 )
+LOST_GPUS = Gauge(
+    "penstock_lost_gpus",
+    "1 for GPUs that a run avoids because they reported an error that does not pass; the kind names it.",
+    ["run", "service", "node", "device", "kind"],
+)
 GPU_ERRORS = Counter(
     "penstock_gpu_errors_total",
     "Errors of GPUs that run Penstock: Xids, uncorrected ECC errors, failed or pending remapping.",

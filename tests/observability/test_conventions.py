@@ -24,7 +24,19 @@ from tests.services.sampler.judged import group_of, recipe
 
 UNITS = {
     *("seconds", "bytes", "ratio", "nats", "versions", "tokens", "tokens_per_second", "groups", "groups_per_step"),
-    *("batches", "decisions", "entries", "errors", "events", "failures", "faults", "letters", "messages", "payloads"),
+    *(
+        "batches",
+        "decisions",
+        "entries",
+        "errors",
+        "events",
+        "failures",
+        "faults",
+        "gpus",
+        "letters",
+        "messages",
+        "payloads",
+    ),
     *("places", "processes", "prompts", "replicas", "rows", "runs", "samples", "sequences", "steps"),
     *("verdicts", "waits"),
 }

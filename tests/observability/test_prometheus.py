@@ -50,6 +50,7 @@ NOT_EXPORTED = {
     "penstock_step_value_loss": "the recipe has no value head",
     **dict.fromkeys(OF_KUBERNETES, "a laptop has no Kubernetes"),
     "penstock_gpu_errors_total": "a laptop has no GPU",
+    "penstock_lost_gpus": "a laptop has no GPU",
 }
 """Metrics that a healthy run does not export, and why."""
 OF_AN_UNTRAINED_MODEL = {"TruncatedResponses": "it samples tokens at random, and half of the responses reach the limit"}

@@ -6,15 +6,19 @@ import subprocess
 import pytest
 import yaml
 
+from services.metrics import families
 from tests.harness.programs import needed
 from tests.observability.external import EXTERNAL
 from tests.observability.reading import (
     CASES,
     ROOT,
     RULES,
+    SUFFIXES,
     alerts,
+    dashboard_expressions,
     everything_named,
     exported,
+    matchers_of,
     metrics_of,
     recorded,
     rules,
@@ -36,6 +40,8 @@ PAGES = {
 """The alerts that wake a person: work is lost, or a run stands still, until that person acts. All others can wait."""
 STANDS_STILL = {"RunFailed", "RunStarved", "RunUnjudged", "RunWithoutProgress", "DiskFull", "RedisDown"}
 """Those of a run that goes on only when a person acts, and whose GPUs do nothing meanwhile."""
+WITH_A_PAGE = {"api", "learner", "rollout", "sampler", "tracker", "verifier"}
+"""The values of the label service that a target has."""
 BOTH_WINDOWS = re.compile(r"\b(rate|increase|avg_over_time|delta)\(|:rate\d")
 WINDOW = re.compile(r"(?<=\[)\w+(?=\])|(?<=:rate)\w+")
 ON_ONE_EVENT = {
@@ -125,3 +131,16 @@ def test_rules_read_only_what_is_exported_or_recorded():
     known = exported() | recorded() | set(EXTERNAL)
     for rule in rules():
         assert metrics_of(rule["expr"]) <= known, rule
+
+
+def test_matchers_of_a_target_name_a_service_that_has_a_page():
+    """The controller runs within the API's process, whose target has the service api."""
+    own = {f"{family._name}{suffix}": family for family in families() for suffix in SUFFIXES[family._type]}
+    expressions = [(rule.get("alert") or rule["record"], rule["expr"]) for rule in rules()]
+    checked = set()
+    for where, expression in [*expressions, *dashboard_expressions()]:
+        for metric, label, value in matchers_of(expression):
+            if label == "service" and (metric == "up" or (metric in own and "service" not in own[metric]._labelnames)):
+                assert value == ".*" or set(value.split("|")) <= WITH_A_PAGE, f"{where}: {metric}, service {value}"
+                checked.add(metric)
+    assert {"up", "penstock_redis_outage_seconds"} <= checked

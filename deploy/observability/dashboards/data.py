@@ -152,11 +152,10 @@ DATA = Board(
             ),
             Panel(
                 "Redis' answers",
-                "How long Redis has not answered the API or the controller; 0 while it answers.",
+                "How long Redis has not answered the process of API and controller; 0 while it answers.",
                 {
                     "{{namespace}}/{{release}} {{service}}": (
-                        f"max {grouped('service')} "
-                        f'(penstock_redis_outage_seconds{{{RELEASE}, service=~"api|controller"}})'
+                        f'max {grouped("service")} (penstock_redis_outage_seconds{{{RELEASE}, service="api"}})'
                     )
                 },
                 "s",

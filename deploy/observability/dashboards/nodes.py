@@ -53,11 +53,14 @@ NODES = (
     ),
     Panel(
         "GPU errors",
-        "In 10 minutes, by kind: xid, ecc, remap, as the fleet's processes read them from the driver.",
+        "In 10 minutes, by kind: xid, ecc, remap, as processes read them, and GPUs that a run avoids for one.",
         {
             "{{node}} {{device}} {{kind}}": (
                 f"sum {grouped('node, device, kind')} (increase(penstock_gpu_errors_total{{{RELEASE}}}[10m]))"
-            )
+            ),
+            "{{node}} {{device}} {{kind}}, avoided": (
+                f"max {grouped('node, device, kind')} (penstock_lost_gpus{{{RELEASE}}})"
+            ),
         },
         thresholds={1: "red"},
         low=0,

@@ -6,10 +6,9 @@ Must not count failures; the cluster does, which sees where processes are.
 from __future__ import annotations
 
 from collections.abc import Collection
-from contextlib import suppress
 
 from services.controller.cluster import Cluster
-from services.metrics import AVOIDED_PLACES, GPU_ERRORS
+from services.metrics import AVOIDED_PLACES, LOST_GPUS
 from services.streams.connection.client import Redis
 from services.streams.keys import RunKeys
 from services.streams.runs.places import AvoidedPlace, avoid, avoided_places
@@ -29,7 +28,6 @@ class Avoiding:
         self._event_log = event_log
         self._run = run
         self._keys = RunKeys(run)
-        self._shown: dict[tuple[str, str, str, str], AvoidedPlace] = {}
         self._blamed: dict[str, int] = {}
 
     async def look(self) -> None:
@@ -62,16 +60,11 @@ class Avoiding:
         await self._cluster.avoid(self._run, await avoided_places(self._redis, self._keys))
 
     def _show(self, found: list[AvoidedPlace]) -> None:
-        """Show the number of places by service, and errors of devices while their places are avoided."""
-        now = {(place.service, *place.place, place.kind): place for place in found}
-        for key, place in now.items():
-            if place.kind and key not in self._shown:
-                GPU_ERRORS.labels(*place.place, place.kind).inc()
-        for key, place in self._shown.items():
-            if place.kind and key not in now:
-                with suppress(KeyError):  # another run had it too
-                    GPU_ERRORS.remove(*place.place, place.kind)
-        self._shown = now
+        """Show the number of places by service, and the devices that are avoided because of an error of theirs."""
+        LOST_GPUS.remove_by_labels({"run": self._run})
+        for place in found:
+            if place.kind:
+                LOST_GPUS.labels(self._run, place.service, *place.place, place.kind).set(1)
         for service in ("learner", "rollout", "verifier"):
             AVOIDED_PLACES.labels(self._run, service).set(sum(place.service == service for place in found))
 

@@ -62,18 +62,24 @@ async def test_a_used_up_place_is_reported_once_with_the_last_failure(redis, run
         assert value("penstock_avoided_places", run=run_id, service="rollout") == 0
 
 
-async def test_a_lost_device_is_counted_while_it_is_avoided(redis, run_id, avoiding):
-    looks, _ = avoiding
-    labels = {"node": f"node-of-{run_id}", "device": "GPU-a", "kind": "xid"}
+async def test_a_lost_device_is_shown_while_it_is_avoided(redis, run_id):
+    """By each run that avoids it: the end of one run does not hide it from another."""
+    labels = {"service": "rollout", "node": f"node-of-{run_id}", "device": "GPU-a", "kind": "xid"}
     lost = place(node=labels["node"], kind="xid", until=time.time() + 0.5)
-    await avoid(redis, RunKeys(run_id), lost)
-    await looks.look()
-    await looks.look()
-    assert value("penstock_gpu_errors_total", **labels) == 1
+    runs = [run_id, f"{run_id}-b"]
+    looks = [Avoiding(redis, HandCluster(run), EventLog(redis, RunKeys(run), "controller"), run) for run in runs]
+    for run, looking in zip(runs, looks, strict=True):
+        await avoid(redis, RunKeys(run), lost)
+        await looking.look()
+        await looking.look()
+    assert [value("penstock_lost_gpus", run=run, **labels) for run in runs] == [1, 1]
+    looks[1].close()
+    assert [value("penstock_lost_gpus", run=run, **labels) for run in runs] == [1, None]
     await until(lambda: time.time() > lost.until)
-    await looks.look()
-    assert value("penstock_gpu_errors_total", **labels) is None
+    await looks[0].look()
+    assert value("penstock_lost_gpus", run=run_id, **labels) is None
     assert await avoided_places(redis, RunKeys(run_id)) == []
+    await redis.delete(RunKeys(runs[1]).places)
 
 
 async def test_ranks_leave_a_node_after_failures_in_a_row(redis, run_id, tmp_path, avoiding):
