@@ -1,6 +1,8 @@
 """Runbooks: one page per alert, and everything that a page names exists."""
 
+import json
 import re
+from functools import cache
 
 import promql_parser
 from pydantic import BaseModel
@@ -83,6 +85,73 @@ def test_queries_of_a_page_read_exported_metrics(page):
 def test_other_alerts_that_a_page_names_exist(page):
     for name in LINK.findall(page.read_text()):
         assert name in alerts() or name in OF_KUBERNETES, name
+
+
+@of_each_page
+def test_the_panels_that_the_text_of_a_page_names_exist(page):
+    """`Learner / Judged groups by result` in running text, whose end no mark shows."""
+    titles = {
+        board["title"].removeprefix("Penstock / "): [panel["title"] for panel in panels(board)]
+        for board in dashboards().values()
+    }
+    text = " ".join(re.split(r"^Severity .+$", page.read_text(), flags=re.M)).replace("\n", " ")
+    for board, rest in re.findall(rf"(?<!/ )\b({'|'.join(titles)}) / (.{{1,60}})", text):
+        assert any(rest.startswith(title) for title in titles[board]), f"{board} / {rest}"
+
+
+@of_each_page
+def test_values_of_the_chart_that_a_page_names_exist(page):
+    for path in re.findall(r"`([a-z]\w*(?:\.[a-z]\w*)+)`", page.read_text()):
+        if path.split(".")[0] in chart()["properties"] and not is_setting(path):
+            assert is_value(path), path
+
+
+@of_each_page
+def test_phases_and_waits_that_a_page_names_are_in_the_code(page):
+    for name in re.findall(r"`([a-z]+(?:-[a-z]+)+)`", page.read_text()):
+        assert f'"{name}"' in product(), name
+
+
+@each("name", sorted(alerts()))
+def test_the_settings_that_an_alert_names_exist(name):
+    """In its texts, which have no marks; `$labels.run` is none."""
+    for text in alerts()[name]["annotations"].values():
+        for path in re.findall(r"(?<![\w$/.])[a-z_]+(?:\.[a-z_]+)+", text):
+            assert is_setting(path), path
+
+
+@cache
+def chart():
+    return json.loads((ROOT / "helm" / "penstock" / "values.schema.json").read_text())
+
+
+@cache
+def product():
+    """The code of every service."""
+    folders = ("services", "learner", "rollout", "verifier", "deploy")
+    return "".join(path.read_text() for folder in folders for path in (ROOT / folder).rglob("*.py"))
+
+
+def is_value(path):
+    """Whether the chart's schema has this value; beyond an object that it leaves open, everything is one."""
+    node = chart()
+    for part in path.split("."):
+        while "$ref" in node:
+            node = chart()["$defs" if "$defs" in chart() else "definitions"][node["$ref"].split("/")[-1]]
+        if "properties" not in node:
+            return node.get("additionalProperties") is not False
+        if part not in node["properties"]:
+            return False
+        node = node["properties"][part]
+    return True
+
+
+def is_setting(path):
+    try:
+        check_setting(path)
+    except AssertionError:
+        return False
+    return True
 
 
 def check_setting(path):
