@@ -198,8 +198,10 @@ class RolloutEngine:
                 from vllm.v1.metrics.loggers import PrometheusStatLogger
 
                 arguments = _engine_arguments(recipe, model_path, replica, block_size)
+                # With any of them vLLM measures every engine step; its interval is only that of the log line.
+                loggers: list[Any] | None = [PrometheusStatLogger] if recipe.rollout.engine_metrics else None
                 try:
-                    return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments), stat_loggers=[PrometheusStatLogger])
+                    return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments), stat_loggers=loggers)
                 except (TypeError, ValueError) as error:
                     if recipe.rollout.engine:
                         given = ", ".join(f"rollout.engine.{name}" for name in recipe.rollout.engine)

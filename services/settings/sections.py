@@ -105,7 +105,8 @@ class RolloutSettings(Section):
     0: on CPU; a share below 1, for a replica of one worker: others may have the rest of its device. `top_p` below
     1 needs `top_k`, unless the run only evaluates: each sample then has what its tokens were drawn from, at most about
     `top_k` ids of 4 bytes per token.
-    `engine`: further arguments of vLLM's AsyncEngineArgs that change only speed or memory.
+    `engine`: further arguments of vLLM's AsyncEngineArgs that change only speed or memory. `engine_metrics`: whether
+    replicas export vLLM's own metrics, which cost processor time per engine step.
     """
 
     replicas: Replicas = 1
@@ -122,6 +123,7 @@ class RolloutSettings(Section):
     cpus: Annotated[float, Field(ge=0)] = 1.0
     gpus: Annotated[float, Field(ge=0)] = 0.0
     engine: EngineArguments = Field(default_factory=dict)
+    engine_metrics: bool = True
 
     @model_validator(mode="after")
     def _known_arguments(self) -> RolloutSettings:

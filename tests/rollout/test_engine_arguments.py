@@ -93,3 +93,22 @@ async def test_an_argument_that_vllm_refuses_is_named(tiny_model):
     refusal = r"^vLLM does not start with rollout\.engine\.enable_expert_parallel: [^$]*[Nn]umber of experts"
     with pytest.raises(EngineError, match=refusal):
         await RolloutEngine.start(recipe, str(tiny_model), [3], "rollout-0")
+
+
+@pytest.mark.xdist_group("vllm")
+@pytest.mark.parametrize("wanted", [True, False])
+async def test_the_engine_measures_itself_unless_told_not_to(wanted, tiny_model, monkeypatch):
+    """With any logger vLLM measures every engine step, whatever disable_log_stats says."""
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    loggers = []
+
+    def refuse(arguments, *, stat_loggers):
+        loggers.append([logger.__name__ for logger in stat_loggers or ()])
+        raise RuntimeError("built far enough")
+
+    monkeypatch.setattr(AsyncLLM, "from_engine_args", refuse)
+    recipe = parse_recipe(recipe_document(tiny_model, rollout={"engine_metrics": wanted}))
+    with pytest.raises(RuntimeError, match="built far enough"):
+        await RolloutEngine.start(recipe, str(tiny_model), [3], "rollout-0")
+    assert loggers == [["PrometheusStatLogger"] if wanted else []]
