@@ -274,7 +274,7 @@ start() {
   head -c 32 /dev/urandom | sha256sum | cut -d ' ' -f 1 | tr -d '\n' > "$keeper"
   write_users
   # What a server that was killed in a rewriting left behind.
-  rm -f "$data"/temp-*.aof "$data"/temp-*.rdb "$reserve.new" "$data"/restore.rdb.new*
+  rm -f "$data"/temp-*.aof "$data"/temp-*.rdb "$reserve.new" "$data/restore.rdb.new"
   install_backup
   look open
   if [ "$state" != open ] && [ -e "$reserve" ]; then
@@ -309,25 +309,54 @@ backup() {
   client --user keeper --askpass --rdb - < "$keeper"
 }
 
+# Wait until no rewriting of the append-only file needs the space of the volume; the watch starts none beside a restore.
+await_rewriting() {
+  for _ in $(seq 300); do
+    sleep 1
+    case $(ask 'INFO persistence' | tr -d '\r') in
+      *aof_rewrite_in_progress:1*) ;;
+      *) return ;;
+    esac
+  done
+  refuse 'restore: the append-only file has been rewritten for 300 s: try again later'
+}
+
+# Write standard input to a file in pieces, each only while the volume has more free space than the limit at which data
+# are refused: the server must not end for lack of it. dd reads no byte that it does not write. $1: the file.
+receive() {
+  got=0
+  while :; do
+    look open
+    if [ "$free" -lt "$short" ]; then
+      refuse "restore: the backup does not fit: after $((got / 1048576)) MiB of it, $((free / 1024)) MiB of $data are \
+free, and $((short / 1024)) must stay free: enlarge the volume, or delete $data/appendonlydir.replaced"
+    fi
+    dd bs=65536 count=64 >> "$1" 2>/dev/null || refuse "restore: $1 cannot be written: expected space on $data"
+    size=$(stat -c %s "$1")
+    if [ "$size" = "$got" ]; then return; fi
+    got=$size
+  done
+}
+
 restore() {
+  umask 077
   incoming=$data/restore.rdb.new
-  cat > "$incoming"
+  trap 'rm -f "$incoming"' EXIT
+  trap 'exit 1' HUP INT TERM
+  : > "$incoming"
+  await_rewriting
+  receive "$incoming"
   case $(head -c 6 "$incoming" | tr -d '\0') in
     REDIS0 | VALKEY) ;;
-    *) rm "$incoming" && refuse 'restore: standard input is not valid: expected an RDB file, as backup writes it' ;;
+    *) refuse 'restore: standard input is not valid: expected an RDB file, as backup writes it' ;;
   esac
   check=$(program redis-check-rdb valkey-check-rdb)
   if ! "$check" "$incoming" > /dev/null; then
-    rm "$incoming"
     refuse "restore: standard input is not valid: $check found it damaged or of a newer server"
   fi
   # redis-cli leaves the mark with which a server ends the transfer: 40 hexadecimal digits. A file ends with the byte 255
   # and a checksum of 8 bytes, so that its own last 40 bytes are never such digits.
-  if [ -z "$(tail -c 40 "$incoming" | tr -d 0-9a-f)" ]; then
-    size=$(wc -c < "$incoming")
-    head -c $((size - 40)) "$incoming" > "$incoming.whole"
-    mv "$incoming.whole" "$incoming"
-  fi
+  if [ -z "$(tail -c 40 "$incoming" | tr -d 0-9a-f)" ]; then truncate -s $((got - 40)) "$incoming"; fi
   mv "$incoming" "$data/restore.rdb"
   ask 'SHUTDOWN NOSAVE' > /dev/null || true
   echo 'redis: the server ends, and starts with the backup' >&2

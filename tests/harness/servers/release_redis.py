@@ -48,18 +48,21 @@ class ReleaseRedis:
 
     def command(self, name: str, given: bytes = b"") -> bytes:
         """The output of a command of the start script, run in the server's container."""
-        environment = {**self.environment, "REDIS_PORT": str(self.port)}
-        done = subprocess.run(
+        done = self.attempt(name, given)
+        assert done.returncode == 0, done.stderr.decode()
+        return done.stdout
+
+    def attempt(self, name: str, given: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+        """A command that may fail."""
+        return subprocess.run(
             ["sh", str(START_SCRIPT), name],
-            env=environment,
+            env={**self.environment, "REDIS_PORT": str(self.port)},
             input=given,
             capture_output=True,
             timeout=COMMAND_S,
             check=False,
             user=self._user,
         )
-        assert done.returncode == 0, done.stderr.decode()
-        return done.stdout
 
     def _mount(self, keys: Mapping[str, str | None]) -> None:
         """Exchange the folder of the Secret at once, as the kubelet does: by a link to another one."""
