@@ -67,7 +67,7 @@ class Filled(Episode):
 
     def _strike(self, scene: Scene, faults: Sequence[str], at_once: int) -> list[Outcome]:
         assert self.server is not None
-        filler = disk.fill(self.volume, left_kib=6_000)
+        filler = disk.fill(self.volume, left_kib=16_000)
         self.until(lambda: self.logged("redis: volume short"), "data that grow are refused")
         before = self.still(scene)
         filler.unlink()

@@ -8,11 +8,13 @@
 #   sh start.sh backup   writes all data of this moment to standard output, as an RDB file
 #   sh start.sh restore  replaces all data by the RDB file on standard input, and ends the server, which starts with it
 #
-# The watch is a child of the server, so that the server has the container's signals. Once a second it compares the free
-# space of the volume with three limits, because a server whose append-only file cannot be written ends at once:
+# The watch is a child of the server, so that the server has the container's signals. Once a second, and five times a
+# second while little is free, it compares the free space of the volume with three limits, because a server whose
+# append-only file cannot be written ends at once:
 #   open   all writes
-#   short  writes that need much space are refused, as at maxmemory: work in flight drains, the file is rewritten
+#   short  writes that need much space are refused, as at maxmemory: work in flight drains
 #   full   all writes are refused: the server lives, and clients wait
+# It rewrites the file when the new one fits: the server does not look at the space before it does so by itself.
 # It also gives the server the users and the certificate again when those in the mounted Secrets change.
 #
 # Needs: a writable /data and /tmp; REDIS_MAXMEMORY (900mb); the files penstock-password and ray-password.
@@ -130,6 +132,10 @@ look() {
   total=${found% *} free=${found#* }
   short=$((total / 10))
   if [ "$short" -gt 4194304 ]; then short=4194304; fi
+  # What a fast writer writes between two looks does not depend on the size of the volume.
+  least=$((total / 4))
+  if [ "$least" -gt 65536 ]; then least=65536; fi
+  if [ "$short" -lt "$least" ]; then short=$least; fi
   full=$((short * 2 / 5)) again=$((short * 3 / 2)) kept=$((short / 5))
   if [ "$kept" -gt 65536 ]; then kept=65536; fi
   if [ "$free" -lt "$full" ]; then
@@ -143,15 +149,14 @@ look() {
   fi
 }
 
-# The server's settings in a state. $2: what comes before each name. While space is short, only this script starts a rewriting: one that
-# does not fit would fill the volume.
+# The server's settings in a state. $2: what comes before each name.
 settings_of() {
   case $1 in
-    open) set -- "$2" "$REDIS_MAXMEMORY" 0 100 ;;
-    short) set -- "$2" 1 0 0 ;;
-    full) set -- "$2" 1 1 0 ;;
+    open) set -- "$2" "$REDIS_MAXMEMORY" 0 ;;
+    short) set -- "$2" 1 0 ;;
+    full) set -- "$2" 1 1 ;;
   esac
-  echo "$1maxmemory $2 $1min-replicas-to-write $3 $1auto-aof-rewrite-percentage $4"
+  echo "$1maxmemory $2 $1min-replicas-to-write $3"
 }
 
 report() {
@@ -163,16 +168,24 @@ report() {
   echo "redis: volume $state: $((free / 1024)) of $((total / 1024)) MiB of $data are free; $text" >&2
 }
 
-# Rewrite the append-only file if the new one fits beside it and is smaller: it is at most as large as the data.
+# Rewrite the append-only file if the new one fits beside it and is smaller: it is at most as large as the data. While
+# the volume is open, only a file that has doubled, as the server would do; after a failure, only once a minute.
 rewrite() {
+  if [ -e "$data/restore.rdb.new" ]; then return; fi
   facts=$(ask 'INFO memory' 'INFO persistence' | tr -d '\r')
-  used=$(printf '%s\n' "$facts" | sed -n 's/^used_memory://p')
-  written=$(printf '%s\n' "$facts" | sed -n 's/^aof_current_size://p')
-  running=$(printf '%s\n' "$facts" | sed -n 's/^aof_rewrite_in_progress://p')
-  if [ "${running:-1}" = 0 ] && [ "${used:-0}" -lt "${written:-0}" ] && [ $((used / 1024 + full)) -lt "$free" ]; then
-    echo "redis: rewriting the append-only file: it has $((written / 1048576)) MiB, the data $((used / 1048576))" >&2
-    ask BGREWRITEAOF > /dev/null
-  fi
+  used=$(fact used_memory) written=$(fact aof_current_size) base=$(fact aof_base_size)
+  if [ "$(fact aof_rewrite_in_progress)" != 0 ] || [ "${used:-0}" -ge "${written:-0}" ]; then return; fi
+  if [ "$state" = open ] && { [ "$written" -lt 67108864 ] || [ "$written" -lt $((2 * ${base:-0})) ]; }; then return; fi
+  if [ $((used / 1024 + full)) -ge "$free" ]; then return; fi
+  if [ "$(fact aof_last_bgrewrite_status)" != ok ] && [ "$since_rewrite" -lt 300 ]; then return; fi
+  echo "redis: rewriting the append-only file: it has $((written / 1048576)) MiB, the data $((used / 1048576))" >&2
+  ask BGREWRITEAOF > /dev/null
+  since_rewrite=0
+}
+
+# A number or word of INFO. $1: its name.
+fact() {
+  printf '%s\n' "$facts" | sed -n "s/^$1://p"
 }
 
 # Keep space that the next start can free. Random bytes: a file system may compress zeros away.
@@ -224,23 +237,31 @@ reload_certificate() {
   esac
 }
 
+# Wait for the next look; sets fifths, of a second.
+pause() {
+  if [ "$free" -lt $((short * 5 / 2)) ]; then fifths=1 && sleep 0.2; else fifths=5 && sleep 1; fi
+}
+
 # Watch the volume and the Secrets while the server lives, whose process this script's has become. $1: the state at the
 # start.
 watch() {
   set +e
-  done_for=$1 ticks=0 known=$(passwords) refused='' served=$(certificate) unusable=''
-  while sleep 1 && kill -0 $$ 2>/dev/null; do
-    ticks=$((ticks + 1))
+  done_for=$1 known=$(passwords) refused='' served=$(certificate) unusable=''
+  since_facts=0 since_secrets=0 since_rewrite=300
+  while pause && kill -0 $$ 2>/dev/null; do
     before=$state
     look "$state"
     if [ "$state" != "$before" ]; then report; fi
     if [ "$state" != "$done_for" ] && [ "$(ask "CONFIG SET $(settings_of "$state" '')")" = OK ]; then done_for=$state; fi
-    if [ "$state" = open ]; then
-      reserve_space
-    elif [ $((ticks % 10)) = 0 ]; then
+    if [ "$state" = open ]; then reserve_space; fi
+    since_facts=$((since_facts + fifths)) since_secrets=$((since_secrets + fifths))
+    since_rewrite=$((since_rewrite + fifths))
+    if [ "$since_facts" -ge 25 ]; then
+      since_facts=0
       rewrite
     fi
-    if [ $((ticks % 3)) = 0 ]; then
+    if [ "$since_secrets" -ge 15 ]; then
+      since_secrets=0
       reload_users
       reload_certificate
     fi
@@ -292,10 +313,11 @@ start() {
   fi
   # Every pod of the release is a client, so that loopback is not enough; the users protect the server.
   watch "$state" &
-  # A backup is the first synchronisation of a replica: without a file, and without waiting for other replicas.
+  # A backup is the first synchronisation of a replica: without a file, and without waiting for other replicas. Only the
+  # watch starts a rewriting.
   # shellcheck disable=SC2046 # names and values without spaces
   exec "$server" "$@" --protected-mode no --dir "$data" --aclfile "$users" --appendonly yes --appendfsync always \
-    --save '' --maxmemory-policy noeviction --repl-diskless-sync yes --repl-diskless-sync-delay 0 --daemonize no \
+    --auto-aof-rewrite-percentage 0 --save '' --maxmemory-policy noeviction --repl-diskless-sync yes --repl-diskless-sync-delay 0 --daemonize no \
     $(settings_of "$state" --)
 }
 
