@@ -4,7 +4,7 @@
 #
 #   sh start.sh          start: users from the mounted Secret, the append-only file in /data, TLS if it is mounted
 #   sh start.sh ping     readiness: the server accepts commands (a server that is loading its file does not)
-#   sh start.sh alive    liveness: the server returns any answer, for example that it is loading
+#   sh start.sh alive    liveness: the server returns any answer, for example that it is loading, and the watch looks
 #   sh start.sh backup   writes all data of this moment to standard output, as an RDB file
 #   sh start.sh restore  replaces all data by the RDB file on standard input, and ends the server, which starts with it
 #
@@ -27,6 +27,7 @@ tls=${REDIS_TLS:-/etc/penstock/redis-tls}
 data=${REDIS_DATA:-/data}
 users=${REDIS_USERS:-/tmp/users.acl}
 keeper=$users.keeper
+looked=$users.looked # changed at each look of the watch
 reserve=$data/reserve
 port=${REDIS_PORT:-6379}
 
@@ -251,6 +252,7 @@ watch() {
   while pause && kill -0 $$ 2>/dev/null; do
     before=$state
     look "$state"
+    touch "$looked"
     if [ "$state" != "$before" ]; then report; fi
     if [ "$state" != "$done_for" ] && [ "$(ask "CONFIG SET $(settings_of "$state" '')")" = OK ]; then done_for=$state; fi
     if [ "$state" = open ]; then reserve_space; fi
@@ -312,6 +314,7 @@ start() {
     set -- --port "$port"
   fi
   # Every pod of the release is a client, so that loopback is not enough; the users protect the server.
+  touch "$looked"
   watch "$state" &
   # A backup is the first synchronisation of a replica: without a file, and without waiting for other replicas. Only the
   # watch starts a rewriting.
@@ -324,6 +327,12 @@ start() {
 # The server's answer to PING; empty without an answer.
 answer() {
   REDISCLI_AUTH=none VALKEYCLI_AUTH=none timeout 5 sh "$0" client --user probe ping 2>/dev/null || true
+}
+
+# Whether the watch has looked within a minute. Without it, a full volume would end the server, and a server that refuses
+# writes would refuse them for ever.
+watched() {
+  last=$(stat -c %Y "$looked" 2>/dev/null) && [ $(($(date +%s) - last)) -le 60 ]
 }
 
 # The server's data of one moment, as its replica would get them; nothing is written to the volume.
@@ -390,7 +399,8 @@ case ${1:-start} in
     found=$(answer)
     [ "$found" = PONG ] || refuse "not ready: ${found:-no answer}" ;;
   alive)
-    [ -n "$(answer)" ] || refuse 'no answer' ;;
+    [ -n "$(answer)" ] || refuse 'no answer'
+    watched || refuse 'the watch has ended: no look at the volume for more than 60 s' ;;
   backup) backup ;;
   restore) restore ;;
   client) # for this script's own calls, which limit its time

@@ -1,7 +1,10 @@
 """The chart's start script on a small volume that fills: the server refuses writes, lives, and starts again."""
 
+import os
+import signal
 import time
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from redis import exceptions as redis_errors
@@ -9,6 +12,7 @@ from redis import exceptions as redis_errors
 from tests.chaos import disk
 from tests.harness.programs import needed
 from tests.harness.servers.redis_servers import PASSWORDS, scripted_server
+from tests.harness.servers.release_redis import ReleaseRedis
 
 pytestmark = [pytest.mark.skipif(bool(disk.refusal()), reason=disk.refusal() or ""), pytest.mark.timeout(120)]
 
@@ -127,3 +131,25 @@ def test_the_file_of_an_open_volume_is_rewritten(open_path):
         log = server.log.read_text()
         assert log.count("redis: rewriting the append-only file: it has 70 MiB, the data ") == 1, log
         assert "Starting automatic rewriting" not in log, "without a look at the free space"
+
+
+def test_a_watch_that_has_ended_is_found_by_the_liveness_probe(open_path):
+    needed("redis-cli")
+    server = ReleaseRedis(open_path)
+    with server.process:
+        process, looked = server.process.process, open_path / "users.acl.looked"
+        long_ago = time.time() - 70
+        os.utime(looked, (long_ago, long_ago))
+        until(lambda: server.attempt("alive").returncode == 0, "the watch looks")
+        [watch] = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        os.kill(int(watch), signal.SIGKILL)
+        assert server.attempt("alive").returncode == 0, "within the minute"
+        os.utime(looked, (long_ago, long_ago))
+        found = server.attempt("alive")
+        text = b"redis: the watch has ended: no look at the volume for more than 60 s\n"
+        assert (found.returncode, found.stderr) == (1, text)
+        assert server.attempt("ping").returncode == 0, "clients are served until the restart"
+        process.kill()
+        process.wait(20)
+        server.process.start()
+        assert server.attempt("alive").returncode == 0
