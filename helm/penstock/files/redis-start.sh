@@ -275,6 +275,12 @@ install_backup() {
   if [ ! -e "$data/restore.rdb" ]; then return; fi
   files=$data/appendonlydir
   rm -rf "$files.new"
+  # A start that was killed had installed it.
+  base=$files/appendonly.aof.1.base.rdb
+  if [ -e "$base" ] && [ "$(stat -c %i "$base")" = "$(stat -c %i "$data/restore.rdb")" ]; then
+    rm "$data/restore.rdb"
+    return
+  fi
   if [ -e "$files" ]; then
     rm -rf "$files.replaced"
     mv "$files" "$files.replaced"
@@ -389,8 +395,9 @@ restore() {
   # and a checksum of 8 bytes, so that its own last 40 bytes are never such digits.
   if [ -z "$(tail -c 40 "$incoming" | tr -d 0-9a-f)" ]; then truncate -s $((got - 40)) "$incoming"; fi
   mv "$incoming" "$data/restore.rdb"
-  ask 'SHUTDOWN NOSAVE' > /dev/null || true
+  # Before the server ends, whose container ends this process too.
   echo 'redis: the server ends, and starts with the backup' >&2
+  ask 'SHUTDOWN NOSAVE' > /dev/null || true
 }
 
 case ${1:-start} in

@@ -1,15 +1,20 @@
 """The chart's `restore`: a backup that does not fit harms nothing, and one that was interrupted is installed once."""
 
+import re
+import signal
 import stat
+import subprocess
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from redis.exceptions import OutOfMemoryError, RedisError
 
 from tests.chaos import disk
 from tests.harness.programs import needed
+from tests.harness.servers.redis_servers import PASSWORDS, ROOT, START_SCRIPT, Process, script_settings
 from tests.harness.servers.release_redis import ReleaseRedis
 
 pytestmark = pytest.mark.timeout(120)
@@ -85,3 +90,51 @@ def test_a_backup_is_private_and_leaves_no_mark(server):
     left = server.folder / "data/restore.rdb"
     assert stat.S_IMODE(left.stat().st_mode) == 0o600
     assert left.read_bytes() == backup[:-40], "without the mark with which a transfer ends"
+
+
+def test_a_start_that_was_killed_keeps_what_the_backup_replaced(server):
+    client(server).set("penstock:backup", "1")
+    backup = server.command("backup")
+    client(server).set("penstock:before", "1")
+    server.restore(backup)
+    data = server.folder / "data"
+    server.process.kill()
+    # As if the first start had been killed before its last step.
+    (data / "restore.rdb").hardlink_to(data / "appendonlydir/appendonly.aof.1.base.rdb")
+    server.process.start()
+    assert not (data / "restore.rdb").exists()
+    assert client(server).exists("penstock:backup", "penstock:before") == 1
+
+
+@ON_A_DISK
+def test_in_a_container_a_restore_says_so_and_can_be_undone(open_path):
+    """A command has the namespace of the server's process, with which it is killed."""
+    needed("redis-cli")
+    environment, port = script_settings(open_path)
+    command = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child", "sh", str(START_SCRIPT)]
+    guide = (ROOT / "docs/operations/redis.md").read_text()
+    back = re.search(r"F-redis-0 -- sh -c '(cd /data .*)'\n", guide)[1].replace("/data", environment["REDIS_DATA"])
+    with Process(open_path, command, port, environment) as container:
+        mine = container.client(username="penstock", password=PASSWORDS["penstock"])
+
+        def call(*arguments, given=b""):
+            [first] = Path(f"/proc/{container.process.pid}/task/{container.process.pid}/children").read_text().split()
+            inside = ["nsenter", "-t", first, "--pid", "--mount", "sh", *arguments]
+            return subprocess.run(inside, env=environment, input=given, capture_output=True, timeout=60, check=False)
+
+        def ended():
+            container.process.wait(20)
+            container.start()
+
+        mine.set("penstock:kept", "1")
+        backup = call(START_SCRIPT, "backup").stdout
+        mine.set("penstock:later", "1")
+        done = call(START_SCRIPT, "restore", given=backup)
+        assert done.returncode in (-signal.SIGKILL, 137), done
+        assert done.stderr == b"redis: the server ends, and starts with the backup\n"
+        ended()
+        assert mine.exists("penstock:kept", "penstock:later") == 1
+        call("-c", back)
+        ended()
+        assert mine.exists("penstock:kept", "penstock:later") == 2
+        container.kill()  # `unshare` passes no other signal on
