@@ -9,7 +9,7 @@ import base64
 import re
 
 from tests.harness.each import each
-from tests.helm.cases import CASES, DEFAULTS, GROUPS, HUB, OBJECT_STORE_BY_ROLE, SENTINELS, TRACKED
+from tests.helm.cases import CASES, DEFAULTS, EXISTING_SECRETS, GROUPS, HUB, OBJECT_STORE_BY_ROLE, SENTINELS, TRACKED
 from tests.helm.rendering import Case, Rendering, render
 
 TELLING = re.compile(r"PASSWORD|SECRET|TOKEN|CREDENTIAL|PRIVATE|ACCESS_KEY", re.IGNORECASE)
@@ -164,3 +164,14 @@ def test_only_preparation_has_the_hubs_token_and_address() -> None:
         assert render(reused).pod("cpu").main.env == render(given).pod("cpu").main.env
     own = [{"name": "HF_TOKEN", "value": "own"}, {"name": "HF_ENDPOINT", "value": "http://own"}]
     assert render(HUB.but({"cpu": {"env": own}})).pod("cpu").main.env["HF_TOKEN"]["value"] == "own"
+
+
+@each("case", (DEFAULTS, EXISTING_SECRETS))
+def test_redis_itself_finds_that_a_key_is_missing(case: Case) -> None:
+    """For a key that must exist, the kubelet keeps the earlier files, and the start script cannot name it."""
+    volume = render(case).pod("redis").volumes["secret"]
+    [source] = volume["projected"]["sources"]
+    assert source["secret"]["optional"] is True
+    names = {item["key"]: item["path"] for item in source["secret"]["items"]}
+    keys = [f"{user}-password{other}" for user in ("penstock", "ray") for other in ("", "-other")]
+    assert names == {key: key for key in keys}
