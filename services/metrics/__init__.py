@@ -97,7 +97,9 @@ DAMAGED_PAYLOADS = Counter(
 REDIS_OUTAGE = Gauge(
     "penstock_redis_outage_seconds", "How long Redis has not answered this process; 0 while it answers."
 )
-REDIS_MEMORY = Gauge("penstock_redis_memory_ratio", "Used part of Redis' maxmemory; 0 without a limit.", ["run"])
+REDIS_MEMORY = Gauge(
+    "penstock_redis_memory_ratio", "Used part of Redis' maxmemory; 0 without a limit, NaN if not known.", ["run"]
+)
 
 # Generation and weights.
 TOKENS = Counter("penstock_response_tokens_total", "Response tokens generated.", ["run"])

@@ -6,6 +6,7 @@ Must not free memory; queue/relief.py does.
 from __future__ import annotations
 
 from collections.abc import Hashable
+from math import nan
 
 from services.metrics import REDIS_MEMORY as SHARE
 from services.process import Context
@@ -39,9 +40,9 @@ class RedisMemory:
         """Replicas of the run that hold a finished response which Redis rejected, as their heartbeats report."""
 
     async def look(self) -> None:
-        """Measure the share of maxmemory in use, and export it."""
+        """Measure the share of maxmemory in use, and export it; NaN if maxmemory is not known."""
         use = await memory_use(self._context.redis)
-        SHARE.labels(self._context.keys.run).set(use.share)
+        SHARE.labels(self._context.keys.run).set(nan if use.volume_short else use.share)
         above = use.share > HIGH_WATER
         self._below = int(HIGH_WATER * use.limit) - use.used if use.limit else 0 if use.volume_short else None
         why = VOLUME_SHORT if use.volume_short else f"{use.share:.0%} of Redis' maxmemory is in use"

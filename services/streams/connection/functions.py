@@ -39,6 +39,9 @@ ALONE = frozenset({"heartbeat", "renew_lease"})
 TOGETHER_CALLS, TOGETHER_BYTES, TOGETHER_APPENDING = 256, 4 * 2**20, 32
 """The most calls, bytes, and calls of APPENDING functions (half of the entries that they look at) that are sent as one
 command: Redis serves no other client while it runs them."""
+REFUSING = 1
+"""The maxmemory of a server that refuses new data because its volume is short of space: the chart's start script sets
+it, and sets the former one again once there is space."""
 LOAD_AGAIN_S = 1.0
 BYTES_PER_KEY = 2048
 """Counted for each key: deleting one takes as long as writing so much."""
@@ -122,12 +125,17 @@ async def load(redis: Redis) -> None:
         await redis.function_load(library().code)
     except ResponseError as error:
         if answer_to(error) is Answer.FULL:
-            raise RedisFullError(
-                "Redis is at its maxmemory and does not accept the functions of this release, which every process "
-                "needs, also to free memory: raise maxmemory, or delete keys"
-            ) from None
+            raise RedisFullError(await _unloaded(redis)) from None
         if "already exists" not in str(error):
             raise
+
+
+async def _unloaded(redis: Redis) -> str:
+    """Why Redis does not accept the functions of this release, and what to do."""
+    needs = "does not accept the functions of this release, which every process needs"
+    if int((await redis.info("memory")).get("maxmemory", 0)) == REFUSING:
+        return f"Redis is short of space on its volume and {needs}: enlarge the volume, or free space"
+    return f"Redis is at its maxmemory and {needs}, also to free memory: raise maxmemory, or delete keys"
 
 
 @dataclass(frozen=True)
@@ -251,7 +259,7 @@ async def _reply(redis: Redis, function: str, values: Mapping[str, Any]) -> Any:
             case Answer.FENCED:
                 raise FencedError(str(error)) from None
             case Answer.FULL:
-                raise RedisFullError(f"Redis is at its maxmemory: {error}") from None
+                raise RedisFullError(f"Redis is at its maxmemory, or short of space on its volume: {error}") from None
         raise
 
 

@@ -12,12 +12,10 @@ from typing import Any, NamedTuple
 from redis.exceptions import ResponseError
 
 from services.streams.connection.client import Redis
+from services.streams.connection.functions import REFUSING
 
 HIGH_WATER = 0.85
 """Share of Redis' maxmemory above which nothing new is dispatched, so that in-flight groups have room to finish."""
-REFUSING = 1
-"""The maxmemory of a server that refuses new data because its volume is short of space: the chart's start script sets
-it, and sets the former one again once there is space."""
 LEASES_CHECKED = 100
 NOT_YET = ("no such key", "NOGROUP ")
 """How the server's errors start that say: the stream, or its consumer group, does not exist."""

@@ -6,12 +6,13 @@ from contextlib import suppress
 
 import numpy as np
 import pytest
+from prometheus_client import REGISTRY
 
 from services.contracts import Lane, Task, VersionSpan
 from services.sampler.evaluation.evaluator import HeldOut
 from services.sampler.service import SamplerService
 from services.sampler.watches.memory import RedisMemory
-from services.streams.connection.functions import RedisFullError
+from services.streams.connection.functions import REFUSING, RedisFullError
 from services.streams.delivery.consumer import Consumer
 from services.streams.delivery.leases import LeaseLostError
 from services.streams.delivery.payloads import SamplePayload
@@ -21,7 +22,7 @@ from services.streams.memory_plan import compare_loaded, compare_plan
 from services.streams.state.group_counts import group_counts
 from services.streams.state.group_state import GroupTransitions
 from services.streams.state.runs import RunRecords
-from services.streams.state.stats import HIGH_WATER, REFUSING, memory_use
+from services.streams.state.stats import HIGH_WATER, memory_use
 from services.waits import REDIS_MEMORY, cancellation_requested
 from tests.harness.hand_fleet import HandFleet, HandLearner, evaluated, running, until
 from tests.harness.small_run import recipe_document, service_context
@@ -297,12 +298,15 @@ async def test_a_volume_short_of_space_is_named(crowded, run_id):
         assert (await memory_use(redis)).share == 1.0
         await memory.look()
         assert await memory.short()
+        exported = REGISTRY.get_sample_value("penstock_redis_memory_ratio", {"run": run_id})
+        assert exported != exported, "no share: RedisMemoryShort would advise more memory"
         assert memory.room(1024, in_flight=0) == 1, "one fits always"
         await compare_loaded(redis, context.record.recipe, 10**6, {})
         assert await compare_plan(redis, RunRecords(redis), run_id, context.record.recipe) == []
         await redis.config_set("maxmemory", 0)
         await memory.look()
         assert not await memory.short()
+        assert REGISTRY.get_sample_value("penstock_redis_memory_ratio", {"run": run_id}) == 0.0
         [text] = events_of(await context.event_log.events(), "redis-memory-short")
         assert text.startswith("Redis refuses new data, because its volume is short of space; nothing new")
 

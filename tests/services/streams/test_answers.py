@@ -15,7 +15,7 @@ from redis.asyncio import Redis
 from services.contracts import Lane
 from services.streams.connection.answers import Answer, answer_to
 from services.streams.connection.client import CONNECTIONS, RedisOutageError, client
-from services.streams.connection.functions import RedisFullError, load
+from services.streams.connection.functions import REFUSING, RedisFullError, load
 from services.streams.connection.pools import IDLE_S
 from services.streams.delivery.leases import LeaseRenewal
 from services.streams.keys import RunKeys
@@ -184,10 +184,11 @@ async def test_functions_are_loaded_once_a_full_redis_has_room(redis, caplog):
     assert "does not accept the functions of this release" in caplog.records[0].message
 
 
-async def test_functions_that_never_fit_are_an_error(redis, monkeypatch):
+@pytest.mark.parametrize(("limit", "advice"), [(REFUSING, "enlarge the volume"), (100_000, "raise maxmemory")])
+async def test_functions_that_never_fit_are_an_error(redis, monkeypatch, limit, advice):
     monkeypatch.setattr("services.streams.connection.functions.RECONNECT_S", 0.0)
-    await redis.config_set("maxmemory", 1)
-    with pytest.raises(RedisFullError, match="raise maxmemory"):
+    await redis.config_set("maxmemory", limit)
+    with pytest.raises(RedisFullError, match=advice):
         await become_owner(redis, RunKeys("run"), "sampler")
 
 
