@@ -77,6 +77,10 @@ def test_lost_runs_are_listed_and_adopted(storage, url):
     assert status == 1
     assert "missing: expected the folder of a run that has started to train" in shown
     assert len([line for line in shown.splitlines() if line.startswith(("known", "queued"))]) == 2
+    status, shown = penstock("recover", "--run", "known", "--redis", url)
+    assert status == 1
+    assert "Redis has its record" in shown
+    assert "can be adopted" not in shown
 
 
 def test_a_process_without_storage_says_where_to_go(url, tmp_path, monkeypatch):

@@ -80,13 +80,15 @@ async def _one(redis: Redis, name: str, adopt: bool) -> dict[str, object]:
     from services.storage.errors import StoreError
     from services.streams.connection.functions import RedisFullError
     from services.streams.runs.adopting.adoption import adopt_run
-    from services.streams.runs.adopting.left import read_left
+    from services.streams.runs.adopting.left import is_lost, read_left
     from services.streams.runs.remains import RemainsError
     from services.streams.state.run_record import DEFAULT_PROJECT
     from services.streams.state.runs import RunStateError
 
     try:
         left = await asyncio.to_thread(read_left, name)
+        if not await is_lost(redis, name):
+            return {"run": name, "error": "Redis has its record: expected a run that Redis has lost"}
         project = left.remains.facts.project or DEFAULT_PROJECT
         if adopt:
             await adopt_run(redis, name, left.remains, files=left.files, place=left.place, project=project)
