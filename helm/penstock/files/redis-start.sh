@@ -81,7 +81,8 @@ hashes_of() {
 
 write_users() {
   case ${REDIS_RAY_NAMESPACE:-x} in
-    *[!A-Za-z0-9_.-]*) refuse "REDIS_RAY_NAMESPACE: '$REDIS_RAY_NAMESPACE' is not valid: expected only A-Z a-z 0-9 _ . -" ;;
+    *[!A-Za-z0-9_.-]*)
+      refuse "REDIS_RAY_NAMESPACE: '$REDIS_RAY_NAMESPACE' is not valid: expected only A-Z a-z 0-9 _ . -" ;;
   esac
   if [ -n "${REDIS_RAY_NAMESPACE:-}" ]; then ray_keys="~RAY$REDIS_RAY_NAMESPACE@*"; else ray_keys='~RAY*'; fi
   # Where the caller looks at the result, a shell does not end at an error by itself.
@@ -164,7 +165,8 @@ report() {
   case $state in
     open) text='all writes are accepted' ;;
     short) text="data that grow are refused until $((again / 1024)) MiB are free" ;;
-    full) text="all writes are refused until $((full * 3 / 2 / 1024)) MiB are free: enlarge the volume, or free space" ;;
+    full)
+      text="all writes are refused until $((full * 3 / 2 / 1024)) MiB are free: enlarge the volume, or free space" ;;
   esac
   echo "redis: volume $state: $((free / 1024)) of $((total / 1024)) MiB of $data are free; $text" >&2
 }
@@ -209,7 +211,8 @@ reload_users() {
   now=$(passwords)
   if [ "$now" = "$known" ] || [ "$now" = "$refused" ]; then return; fi
   if ! (write_users); then
-    echo 'redis: the passwords of the mounted Secret have changed and cannot be used: the server keeps the earlier ones' >&2
+    text='the passwords of the mounted Secret have changed and cannot be used: the server keeps the earlier ones'
+    echo "redis: $text" >&2
     refused=$now
   elif [ "$(ask 'ACL LOAD')" = OK ]; then # else again at the next look
     echo 'redis: the passwords of the mounted Secret have changed: they are accepted now' >&2
@@ -254,7 +257,9 @@ watch() {
     look "$state"
     touch "$looked"
     if [ "$state" != "$before" ]; then report; fi
-    if [ "$state" != "$done_for" ] && [ "$(ask "CONFIG SET $(settings_of "$state" '')")" = OK ]; then done_for=$state; fi
+    if [ "$state" != "$done_for" ]; then
+      if [ "$(ask "CONFIG SET $(settings_of "$state" '')")" = OK ]; then done_for=$state; fi
+    fi
     if [ "$state" = open ]; then reserve_space; fi
     since_facts=$((since_facts + fifths)) since_secrets=$((since_secrets + fifths))
     since_rewrite=$((since_rewrite + fifths))
@@ -296,7 +301,8 @@ install_backup() {
 start() {
   case ${REDIS_MAXMEMORY:-} in
     *[!0-9kKmMgGbB]* | '' | [!1-9]*)
-      refuse "REDIS_MAXMEMORY: '${REDIS_MAXMEMORY:-}' is not valid: expected a size such as 900mb, below the container's memory" ;;
+      refuse "REDIS_MAXMEMORY: '${REDIS_MAXMEMORY:-}' is not valid: expected a size such as 900mb, below the \
+container's memory" ;;
   esac
   server=$(program redis-server valkey-server)
   umask 077
@@ -326,7 +332,8 @@ start() {
   # watch starts a rewriting.
   # shellcheck disable=SC2046 # names and values without spaces
   exec "$server" "$@" --protected-mode no --dir "$data" --aclfile "$users" --appendonly yes --appendfsync always \
-    --auto-aof-rewrite-percentage 0 --save '' --maxmemory-policy noeviction --repl-diskless-sync yes --repl-diskless-sync-delay 0 --daemonize no \
+    --auto-aof-rewrite-percentage 0 --save '' --maxmemory-policy noeviction --repl-diskless-sync yes \
+    --repl-diskless-sync-delay 0 --daemonize no \
     $(settings_of "$state" --)
 }
 
