@@ -98,11 +98,13 @@ def test_a_start_that_was_killed_keeps_what_the_backup_replaced(server):
     client(server).set("penstock:before", "1")
     server.restore(backup)
     data = server.folder / "data"
+    replaced = (data / "appendonlydir.replaced").stat().st_ino
     server.process.kill()
     # As if the first start had been killed before its last step.
     (data / "restore.rdb").hardlink_to(data / "appendonlydir/appendonly.aof.1.base.rdb")
     server.process.start()
     assert not (data / "restore.rdb").exists()
+    assert (data / "appendonlydir.replaced").stat().st_ino == replaced
     assert client(server).exists("penstock:backup", "penstock:before") == 1
 
 
@@ -113,7 +115,7 @@ def test_in_a_container_a_restore_says_so_and_can_be_undone(open_path):
     environment, port = script_settings(open_path)
     command = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child", "sh", str(START_SCRIPT)]
     guide = (ROOT / "docs/operations/redis.md").read_text()
-    back = re.search(r"F-redis-0 -- sh -c '(cd /data .*)'\n", guide)[1].replace("/data", environment["REDIS_DATA"])
+    back = re.search(r"F-redis-0 -- sh -c '(cd /data/.*)'\n", guide)[1].replace("/data", environment["REDIS_DATA"])
     with Process(open_path, command, port, environment) as container:
         mine = container.client(username="penstock", password=PASSWORDS["penstock"])
 
@@ -137,4 +139,6 @@ def test_in_a_container_a_restore_says_so_and_can_be_undone(open_path):
         call("-c", back)
         ended()
         assert mine.exists("penstock:kept", "penstock:later") == 2
+        assert call("-c", back).returncode != 0, "nothing to go back to"
+        assert (open_path / "data/appendonlydir").is_dir()
         container.kill()  # `unshare` passes no other signal on
