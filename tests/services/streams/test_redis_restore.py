@@ -134,6 +134,8 @@ def test_in_a_container_a_restore_says_so_and_can_be_undone(open_path):
         done = call(START_SCRIPT, "restore", given=backup)
         assert done.returncode in (-signal.SIGKILL, 137), done
         assert done.stderr == b"redis: the server ends, and starts with the backup\n"
+        script = START_SCRIPT.read_text()  # after SHUTDOWN, a race with the end of the container would decide
+        assert script.index("the server ends, and starts") < script.index("ask 'SHUTDOWN NOSAVE'")
         ended()
         assert mine.exists("penstock:kept", "penstock:later") == 1
         call("-c", back)
