@@ -124,11 +124,12 @@ class ResponseGenerator:
 
     @contextmanager
     def _drawing(self, name: str, engine_name: str, kept: Partial | None, started_at: float) -> Iterator[None]:
-        self.half_drawn[name] = HalfDrawn(self._engine, engine_name, started_at, kept)
+        half = self.half_drawn[name] = HalfDrawn(self._engine, engine_name, started_at, kept)
         try:
             yield
         finally:
-            del self.half_drawn[name]
+            if self.half_drawn.get(name) is half:
+                del self.half_drawn[name]
 
     def _ended(self, tokens: DrawnTokens, sampling: Sampling) -> str:
         """The finish reason of a response with these tokens; "" for one that goes on."""

@@ -12,6 +12,7 @@ Must not decide anything about a group, or import Ray.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Coroutine
@@ -89,7 +90,7 @@ class Replica:
         self._engine = engine
         self._worker = worker
         self._follower = WeightFollower(context, engine)
-        self._groups: dict[asyncio.Task[None], int] = {}
+        self._groups: dict[asyncio.Task[None], LeasedTask] = {}
         self._next_look = 0.0
         self._transitions = GroupTransitions(context.redis, context.keys, RolloutService.name)
         limits, rollout = context.record.recipe.limits, context.record.recipe.rollout
@@ -131,18 +132,22 @@ class Replica:
 
     async def _drain(self, follower: asyncio.Task[None], pull: asyncio.Task[None]) -> None:
         self._follower.close()
-        await asyncio.wait([pull], timeout=DRAIN_S)  # it may be leasing a last task
-        done, late = await asyncio.wait([follower, *self._groups], timeout=DRAIN_S)
-        for part in done:
-            part.result()
-        if late:
-            log.warning("%d groups or syncs are abandoned after %g s; other replicas take over", len(late), DRAIN_S)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(DRAIN_S):  # one deadline for all: the host kills what takes longer
+                await asyncio.wait([pull])  # it may be leasing a last task
+                await asyncio.wait([follower, *self._groups])
+        parts = [pull, follower, *self._groups]
+        for part in parts:
+            if part.done():
+                part.result()
+        if late := sum(not part.done() for part in parts):
+            log.warning("%d groups or syncs are abandoned after %g s; other replicas take over", late, DRAIN_S)
 
     async def _pull(self) -> None:
         # No work before a published version: the weights in the model's folder may be older than the policy.
         waits, patience = self._context.waits, self._context.record.recipe.limits.stall_timeout_s
         with waits.on("weights", "a policy version published by the learner", patience):
-            while not self._follower.ready.is_set():
+            while not self._follower.ready.is_set() and not self._context.stopping.is_set():
                 self._engine.check()
                 await _either(self._follower.ready.wait(), READ_WAIT_S)
         while not self._context.stopping.is_set():
@@ -156,11 +161,17 @@ class Replica:
                 waits.pending(GENERATION, f"{len(self._groups)} groups in the engine", patience)
             else:
                 waits.pending(TASKS, "tasks of the sampler", patience, idle=True)
-            if sum(self._groups.values()) >= self._slots:
+            if sum(task.message.samples for task in self._groups.values()) >= self._slots:
                 await asyncio.wait(self._groups, timeout=READ_WAIT_S, return_when=asyncio.FIRST_COMPLETED)
                 continue
-            if task := await self._read():
-                self._groups[asyncio.create_task(self._worker.work(task))] = task.message.samples
+            if (task := await self._read()) and not self._works_on(task):
+                self._groups[asyncio.create_task(self._worker.work(task))] = task
+
+    def _works_on(self, task: LeasedTask) -> bool:
+        """Whether this replica took over its own lapsed lease: the work in flight goes on under the new one."""
+        return any(
+            other.delivery.lease == task.delivery.lease for work, other in self._groups.items() if not work.done()
+        )
 
     async def _read(self) -> LeasedTask | None:
         """Lease one task: of the evaluation lane when it has one. One at a time, so that replicas share evenly.

@@ -11,9 +11,10 @@ import asyncio
 import json
 import logging
 import time
+import uuid
 from collections.abc import Collection, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
@@ -68,6 +69,8 @@ class LeasedTask:
     consumer: Consumer[Task]
     transitions: GroupTransitions
     delivery: Delivery[Task]
+    work: str = field(default_factory=lambda: uuid.uuid4().hex[:8])
+    """A name of its own for this work on the task: two deliveries may have the same number."""
 
     @property
     def message(self) -> Task:
@@ -94,8 +97,8 @@ class LeasedTask:
         """The request to the generator for sample `index`, of which `kept` was drawn before."""
         task, sampling = self.message, self.message.sampling
         return ResponseRequest(
-            # Entry and delivery keep names apart when the group is redelivered while an old request still runs.
-            name=f"{task.group}/{index}/{self.delivery.lease.entry}/{self.delivery.deliveries}",
+            # Entry and work keep names apart when the group is redelivered while an old request still runs.
+            name=f"{task.group}/{index}/{self.delivery.lease.entry}/{self.work}",
             prompt_ids=prompt_ids,
             sampling=sampling,
             seed=None if sampling.seed is None else sampling.seed + index,

@@ -88,6 +88,11 @@ class Waits:
                     del self._open[name]
                     self._note_idle()
 
+    def is_open(self, name: str) -> bool:
+        """Whether there is a wait of that name."""
+        with self._lock:
+            return name in self._open
+
     def current(self, now: float) -> tuple[Wait, ...]:
         """The waits that have lasted SHOWN_AFTER_S seconds at `now` (`steady_time`), oldest first."""
         with self._lock:

@@ -61,6 +61,13 @@ class StepEngine:
         reason = "stop" if context[-1] == STOP else "length"
         return Generation(tokens.response_ids, tokens.behaviour_logprobs, tokens.spans, reason, tokens.nuclei)
 
+    def check(self) -> None:
+        """It does not die."""
+
+    async def declare(self, version: int) -> None:
+        """Hold this version."""
+        self.version = version
+
     def _count(self) -> None:
         self.drawn_tokens += 1
         for tokens, event in self._awaited.items():

@@ -76,16 +76,16 @@ async def test_requests_of_an_on_policy_run_are_of_one_version(
     seeded = message.model_copy(update={"sampling": message.sampling.model_copy(update={"seed": 40})})
     async with leased(redis, run_id, lane, seeded, max_staleness) as under_lease:
         request = under_lease.request(3, PROMPT_IDS)
-    assert (request.name, request.seed, request.one_version) == ("g0/3/7-0/2", 43, one_version)
+    assert (request.name, request.seed, request.one_version) == (f"g0/3/7-0/{under_lease.work}", 43, one_version)
 
 
 async def test_mixed_version_responses_are_generated_again(redis: Any, run_id: str) -> None:
     engine = SameAnswer(Generation(np.array([5, 6], np.int32), np.array([-0.5, -1.5], np.float32), SPANS, "stop"))
     generator = ResponseGenerator(engine, FixedTokenizer(PROMPT_IDS), 256)  # type: ignore[arg-type]
     async with leased(redis, run_id, Lane.TRAIN, task("g0")) as under_lease:
-        with pytest.raises(MixedVersionError, match="g0/1/7-0/2 was mixed-version in all 3 attempts"):
+        with pytest.raises(MixedVersionError, match=f"g0/1/7-0/{under_lease.work} was mixed-version in all 3 attempts"):
             await generator.generate(under_lease.request(1, PROMPT_IDS))
-    assert engine.names == [f"g0/1/7-0/2/{attempt}" for attempt in range(TRIES)]
+    assert engine.names == [f"g0/1/7-0/{under_lease.work}/{attempt}" for attempt in range(TRIES)]
 
 
 async def test_a_wide_nucleus_is_drawn_again_then_dead_lettered(
