@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from rollout.engine import RolloutEngine
 from rollout.nuclei import WideNucleusError
-from services.streams.delivery.partials import NotKeptError, Partial, Piece, joined_tokens, tokens_from
+from services.streams.delivery.partials import NEVER, NotKeptError, Partial, Piece, joined_tokens, tokens_from
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ class HalfDrawn:
 
 
 KeepPieces = Callable[[list[Piece]], Awaitable[list[int]]]
-"""Keeps pieces of one task's responses; returns how many tokens of each are kept now."""
+"""Keeps pieces of one task's responses; returns how many tokens of each are kept now, or NEVER."""
 
 
 class WatchedTask:
@@ -70,7 +70,7 @@ class WatchedTask:
 
     def __init__(self, half_drawn: Mapping[str, HalfDrawn], names: Mapping[int, str], keep: KeepPieces) -> None:
         self._half_drawn = half_drawn
-        self._names = names
+        self._names = dict(names)
         self._keep_pieces = keep
         self._keeping = asyncio.Lock()
 
@@ -96,8 +96,11 @@ class WatchedTask:
         except NotKeptError as error:
             log.warning("%d half-drawn responses are not kept for now: %s", len(pieces), error)
             return
-        for half, tokens in zip(halves, kept, strict=True):
-            half.saved = tokens
+        for piece, half, tokens in zip(pieces, halves, kept, strict=True):
+            if tokens == NEVER:
+                self._names.pop(piece.index, None)
+            else:
+                half.saved = tokens
 
 
 class Keeper:

@@ -280,7 +280,8 @@ class GroupWorker:
             log.warning("the generation of group %s was stopped: %s", task.message.group, error)
             task.count(TaskResult.LEASE_LOST)
         except MixedVersionError as error:
-            # Not acked: the lease expires and the task is redelivered, at most limits.max_deliveries times.
+            # Not acked: the lease expires and the task is redelivered, at most limits.max_deliveries times, and those
+            # times that a delivery brings it further (services/streams/delivery/partials.py: FORGIVEN).
             log.error("group %s is left for redelivery: %s", task.message.group, error)
             task.count(TaskResult.MIXED_VERSION)
         except ReplicaEndsError as error:

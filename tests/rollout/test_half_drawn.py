@@ -17,10 +17,11 @@ import rollout.half_drawn
 import rollout.tasks
 from rollout.generation import ResponseGenerator
 from rollout.tasks import GroupWorker, LeasedTask
-from services.contracts import CommittedPolicy, Lane, Sampling, Task, TaskResult
+from services.contracts import CommittedPolicy, Lane, Release, Sampling, Task, TaskResult
 from services.process import Context
 from services.streams.connection.functions import RedisFullError
 from services.streams.delivery.consumer import Consumer
+from services.streams.delivery.partials import NEVER
 from services.streams.delivery.payloads import SamplePayload, fetch
 from services.streams.state.group_state import GroupTransitions
 from services.waits import cancel_and_wait
@@ -187,6 +188,32 @@ async def test_a_replica_that_is_killed_loses_what_is_new(redis: Any, run_id: st
             kept = await found.kept()
             await lapse(task)
         assert await redis.xlen(found.context.keys.dead) == 0
+
+
+async def test_nothing_is_sent_again_of_a_group_that_has_ended(
+    redis: Any, run_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[list[int]] = []
+    keep = rollout.tasks.keep_partials
+
+    async def noted(*given: Any) -> list[int]:
+        sent.append(await keep(*given))
+        return sent[-1]
+
+    monkeypatch.setattr(rollout.tasks, "keep_partials", noted)
+    async with scene(redis, run_id, tokens=400) as found:
+        worker, task = await found.start()
+        working, keeping = asyncio.create_task(worker.work(task)), asyncio.create_task(worker.keep())
+
+        async def kept() -> bool:
+            return len(await found.kept()) == SAMPLES
+
+        await until(kept, 30)
+        await found.transitions.release(Lane.TRAIN, "g0", Release.STALE, SAMPLES)
+        await working
+        await cancel_and_wait(keeping)
+        assert not await found.kept()
+    assert sum(reply.count(NEVER) for reply in sent) == SAMPLES, "once for each response"
 
 
 async def test_a_task_without_progress_is_dead_lettered(redis: Any, run_id: str) -> None:

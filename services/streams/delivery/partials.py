@@ -3,7 +3,8 @@
 Must not draw a response, nor decide whether what was kept is still worth going on from.
 
 Fields of the hash: `entry`, the task's; per sample `tokens:INDEX`, how many are kept, `attempt:INDEX`, by which
-attempt, and the pieces `INDEX:START`; `forgiven`, the deliveries of the task that are not counted. A piece is
+attempt, and the pieces `INDEX:START`; `forgiven`, the deliveries of the task that are not counted; `most_published`
+and `most_tokens`, how far the task ever was. A piece is
 little-endian: its CRC-32, which also covers the prompt's ids; a header; per version span three int64; the token ids
 (int32) and log-probs (float32); with top-k the sizes of the nuclei and their ids (int32).
 """
@@ -28,8 +29,10 @@ from services.streams.keys import RunKeys
 
 KEPT_S = 24 * 3600
 """How long Redis keeps a partial that nothing is added to, in seconds."""
-FORGIVEN = 10
-"""For each of limits.max_deliveries: how many deliveries with which more was kept are not counted."""
+FORGIVEN = 2
+"""For each of limits.max_deliveries: how many deliveries that brought their task further are not counted."""
+NEVER = -1
+"""In place of a number of kept tokens: nothing of this sample is kept under this lease any more."""
 NO_NUCLEI = 2**32 - 1
 _CRC = struct.Struct("<I")
 _HEADER = struct.Struct("<dIII")
@@ -204,8 +207,8 @@ async def keep_partials(
 ) -> list[int]:
     """Keep pieces of a group's responses, under the lease on its task. Returns how many tokens of each are kept now.
 
-    0: the sample was published, or the lease was lost. A piece that does not start where those of its attempt end
-    is not kept. Raises NotKeptError.
+    NEVER: the sample was published, its group has ended, or the lease was lost. A piece that does not start where those
+    of its attempt end is not kept: 0 if they must all be sent again. Raises NotKeptError.
     """
     try:
         return await call_for_each(

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 TASKS, SAMPLES, VERDICTS = "tasks", "samples", "verdicts"
 STREAMS = (TASKS, SAMPLES, VERDICTS)
 MAX_DELIVERIES = 2
+MOST_FORGIVEN = 2 * MAX_DELIVERIES
 TOMBSTONES = 1
 TOKENS = 2
 """Of each response."""
@@ -32,6 +33,8 @@ class Entry:
     deliveries: int = 0
     lapsed: bool = False
     forgiven: int = 0
+    kept: set[int] = field(default_factory=set)
+    furthest: tuple[int, int] = (0, 0)
 
 
 @dataclass
@@ -168,14 +171,19 @@ class Model:
         return [n for n in range(entry.wanted) if n not in group.payloads] if group.state == "pending" else []
 
     def keep(self, entry: Entry, owner: str, index: int) -> bool:
-        """A replica keeps what it has of a sample. A delivery with which more was kept is not counted."""
+        """A replica keeps what it has of a sample. A delivery that brings the task further is not counted."""
         group = self.groups[entry.group]
         mine = entry.state == "leased" and entry.owner == owner
         if group.gone or group.state != "pending" or not mine or index in group.payloads:
             return False
-        if entry.deliveries > 1:
-            entry.forgiven += entry.deliveries - 1
-            entry.deliveries, entry.lapsed = 1, False
+        entry.kept.add(index)
+        reached = group.published, len(entry.kept - set(group.payloads))
+        if reached > entry.furthest:
+            entry.furthest = reached
+            if entry.deliveries > 1:
+                entry.forgiven += entry.deliveries - 1
+                if entry.forgiven <= MOST_FORGIVEN:
+                    entry.deliveries, entry.lapsed = 1, False
         return True
 
     def publish(self, entry: Entry, nonces: Mapping[int, float]) -> list[bool]:

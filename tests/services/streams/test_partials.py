@@ -13,6 +13,7 @@ from services.settings import parse_recipe
 from services.streams.delivery.leases import return_lease
 from services.streams.delivery.nucleus import Nuclei
 from services.streams.delivery.partials import (
+    NEVER,
     DrawnTokens,
     Partial,
     Piece,
@@ -135,7 +136,7 @@ async def test_pieces_are_kept_in_order_and_once(run):
     assert await keep(run, lease, piece(16, 40)) == [40]
     assert await keep(run, lease, piece(16, 40)) == [40]  # its reply was lost
     assert await keep(run, lease, piece(50, 60)) == [40], "a gap"
-    assert await keep(run, lease, piece(0, 16, index=G)) == [0], "no sample of the group"
+    assert await keep(run, lease, piece(0, 16, index=G)) == [NEVER], "no sample of the group"
     whole, damaged = await read_partials(run.redis, run.keys, "g0", lease.entry, PROMPT)
     assert damaged == {}
     assert same(whole[0].tokens, joined_tokens([drawn(10, 40)]))
@@ -165,14 +166,14 @@ async def test_attempts_do_not_mix(run):
 
 async def test_only_the_owner_of_the_lease_keeps(run):
     lease = (await run.dispatched("g0", G)).lease
-    assert await keep(run, replace(lease, consumer="other"), piece(0, 16)) == [0]
+    assert await keep(run, replace(lease, consumer="other"), piece(0, 16)) == [NEVER]
     assert await keep(run, lease, piece(0, 16)) == [16]
     await run.publish(lease, sample_of(run.keys, "g0", 0), G)
-    assert await keep(run, lease, piece(16, 20), piece(0, 4, index=1)) == [0, 4], "sample 0 is published"
+    assert await keep(run, lease, piece(16, 20), piece(0, 4, index=1)) == [NEVER, 4], "sample 0 is published"
     assert await kept(run, lease.entry) == {1: 4}
     await run.lapse(lease)
     [again] = await run.rollout("r1").read(1, 1)
-    assert await keep(run, lease, piece(4, 8, index=1)) == [0]
+    assert await keep(run, lease, piece(4, 8, index=1)) == [NEVER]
     assert await keep(run, again.lease, piece(4, 8, "b", base=4, index=1)) == [8]
     assert await kept(run, "0-1") == {}, "of another task"
 
@@ -213,7 +214,7 @@ async def test_nothing_is_kept_of_a_group_that_ends(run, redis, keys, end):
     assert 0 < await redis.ttl(keys.partials("g0")) <= 24 * 3600
     await end(run, lease)
     assert not await redis.exists(keys.partials("g0"))
-    assert await keep(run, lease, piece(16, 20), piece(0, 16, "b")) == [0, 0]
+    assert await keep(run, lease, piece(16, 20), piece(0, 16, "b")) == [NEVER, NEVER]
     assert not await redis.exists(keys.partials("g0"))
 
 
@@ -247,20 +248,50 @@ async def deliveries(run, lease):
     return found["times_delivered"]
 
 
+async def again(run, lease):
+    """The next delivery of a task whose replica died; None once it is dead-lettered."""
+    await run.lapse(lease)
+    [delivery] = await run.rollout("r1").read(1, 1) or [None]
+    return delivery
+
+
 async def test_deliveries_with_progress_are_forgiven_a_while(run):
     lease = (await run.dispatched("g0", G)).lease
     counted = []
     for at in range(24):
-        await run.lapse(lease)
-        [delivery] = await run.rollout("r1").read(1, 1) or [None]
+        delivery = await again(run, lease)
         if delivery is None:
             break
         lease = delivery.lease
         await keep(run, lease, piece(at, at + 1, f"{at}", base=at))
         counted.append(await deliveries(run, lease))
-    # 10 for each of max_deliveries; then these count again, and the third is too many.
-    assert counted == [1] * 20 + [2]
+    # 2 for each of max_deliveries; then these count again, and the third is too many.
+    assert counted == [1] * 4 + [2]
     assert await run.redis.xlen(run.keys.dead) == 1
+
+
+async def test_what_is_drawn_again_is_no_progress(run):
+    """Tokens that were lost, or of another version, are not more than there were. A published sample is progress."""
+    lease = (await run.dispatched("g0", G)).lease
+    await keep(run, lease, piece(0, 30), piece(0, 30, index=1))
+    lease = (await again(run, lease)).lease
+    assert await keep(run, lease, piece(0, 59, "b", version=2), piece(0, 1, "b", index=1)) == [59, 1]
+    assert await deliveries(run, lease) == 2
+    assert await keep(run, lease, piece(59, 60, "b")) == [60]
+    assert await deliveries(run, lease) == 1
+    lease = (await again(run, lease)).lease
+    await run.publish(lease, sample_of(run.keys, "g0", 0), G)
+    assert await keep(run, lease, piece(1, 2, "c", base=1, index=1)) == [2]
+    assert await deliveries(run, lease) == 1
+
+
+async def test_a_late_publication_leaves_the_pieces_of_the_next_task(run, redis, keys):
+    """Of a group that needs more samples than its first task asked for."""
+    first = (await run.dispatched("g0", G)).lease
+    await run.publish(first, sample_of(run.keys, "g0", 0), 1)
+    await redis.hset(keys.partials("g0"), mapping={"entry": "9-9", "tokens:1": 16})
+    await run.publish(first, sample_of(run.keys, "g0", 0), 1)  # its reply was lost
+    assert await redis.hget(keys.partials("g0"), "entry") == b"9-9"
 
 
 async def test_a_returned_lease_is_taken_at_once_by_one(run):
@@ -273,4 +304,4 @@ async def test_a_returned_lease_is_taken_at_once_by_one(run):
     assert [len(found) for found in taken] == [1, 0]
     [delivery] = taken[0]
     assert (delivery.message.group, delivery.deliveries) == ("g0", 1)
-    assert await keep(run, lease, piece(0, 16)) == [0]
+    assert await keep(run, lease, piece(0, 16)) == [NEVER]

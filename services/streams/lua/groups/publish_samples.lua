@@ -34,7 +34,8 @@ if refused then return effects end
 local published = tonumber(redis.call('HGET', group_key, 'published') or '0')
 if not pending or published >= tonumber(wanted) then
   redis.call('XACK', tasks_key, consumer_group, task_entry)
-  redis.call('UNLINK', partials_key)
+  -- A group that needs more samples has another task by now, if this call is a late one: its pieces stay.
+  if redis.call('HGET', partials_key, 'entry') == task_entry then redis.call('UNLINK', partials_key) end
 elseif #announced > 0 then
   forget_pieces(partials_key, published_now)
 end
