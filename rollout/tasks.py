@@ -30,7 +30,14 @@ from services.retry import Retry
 from services.streams.connection.functions import RedisFullError
 from services.streams.delivery.consumer import Consumer, Delivery
 from services.streams.delivery.leases import Lease, LeaseLostError
-from services.streams.delivery.partials import Partial, Piece, keep_partials, read_partials
+from services.streams.delivery.partials import (
+    NotKeptError,
+    Partial,
+    Piece,
+    forget_partials,
+    keep_partials,
+    read_partials,
+)
 from services.streams.delivery.payloads import SamplePayload
 from services.streams.state.group_state import (
     Effect,
@@ -109,6 +116,8 @@ class LeasedTask:
     async def keep(self, prompt_ids: NDArray[np.int32], pieces: list[Piece]) -> list[int]:
         """Keep pieces of half-drawn responses; how many tokens of each sample are kept now. Raises NotKeptError."""
         context, most = self.context, self.context.record.recipe.limits.max_deliveries
+        if context.waits.is_open(REDIS_MEMORY):
+            raise NotKeptError("Redis is full, and whole responses wait for room")
         return await keep_partials(
             context.redis, context.keys, self.delivery.lease, self.message.group, pieces, prompt_ids, most
         )
@@ -201,9 +210,7 @@ class LeasedTask:
 
         full = Retry(passes, FULL_PAUSE_S, deadline_s, on_failure=report)
         try:
-            effects = await full.run_async(
-                lambda: self.transitions.publish_samples(self.lane, self.delivery.lease, self.message.wanted, samples)
-            )
+            effects = await full.run_async(lambda: self._publish_once(samples))
         finally:
             waits.done(REDIS_MEMORY)
         tokens = 0
@@ -212,6 +219,16 @@ class LeasedTask:
                 raise RejectedMessageError(reason)
             tokens += sample.facts.response_tokens if effect == Effect.FRESH else 0
         TOKENS.labels(self.context.record.id).inc(tokens)
+
+    async def _publish_once(self, samples: Sequence[tuple[Sample, SamplePayload]]) -> list[int]:
+        """The effects of publishing samples. In a full Redis, their pieces make room for them first."""
+        lease, wanted = self.delivery.lease, self.message.wanted
+        try:
+            return await self.transitions.publish_samples(self.lane, lease, wanted, samples)
+        except RedisFullError:
+            context, indices = self.context, [sample.index for sample, _ in samples]
+            await forget_partials(context.redis, context.keys, lease, self.message.group, indices)
+            return await self.transitions.publish_samples(self.lane, lease, wanted, samples)
 
     async def finish(self, last: Sequence[tuple[Sample, SamplePayload]]) -> None:
         """Publish the last samples of the task's group, or ack a task whose group lacks none.

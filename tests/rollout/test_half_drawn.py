@@ -280,3 +280,30 @@ async def test_a_full_redis_delays_no_response(
         await cancel_and_wait(keeping)
         assert len(await found.payloads()) == SAMPLES
     assert "are not kept for now: Redis is at its maxmemory" in caplog.text
+
+
+async def test_whole_responses_come_before_pieces(redis: Any, run_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a full Redis, what is kept of a whole response makes room for it, and nothing more is kept meanwhile."""
+    monkeypatch.setattr(rollout.tasks, "FULL_PAUSE_S", 0.05)
+    seen: list[dict[int, int]] = []
+    async with scene(redis, run_id, tokens=400) as found:
+        publish, refused = found.transitions.publish_samples, 0
+
+        async def full(*given: Any) -> list[int]:
+            nonlocal refused
+            seen.append(await found.kept())
+            if len(seen) <= 4:
+                refused += 1
+                raise RedisFullError("Redis is at its maxmemory")
+            return await publish(*given)
+
+        monkeypatch.setattr(found.transitions, "publish_samples", full)
+        worker, task = await found.start()
+        keeping = asyncio.create_task(worker.keep())
+        await worker.work(task)
+        await cancel_and_wait(keeping)
+        assert [content(payload) for payload in await found.payloads()] == found.expected()
+    assert refused == 4
+    assert set(seen[0]) == {0, 1, 2}, "sample 0 ends first"
+    assert set(seen[1]) == {1, 2}
+    assert seen[2] == seen[3] == seen[4], "nothing is kept while it waits for room"

@@ -22,7 +22,7 @@ from redis.exceptions import RedisError
 
 from services.contracts import VersionSpan
 from services.streams.connection.client import Redis
-from services.streams.connection.functions import call_for_each
+from services.streams.connection.functions import call, call_for_each
 from services.streams.delivery.leases import Lease
 from services.streams.delivery.nucleus import Nuclei, joined
 from services.streams.keys import RunKeys
@@ -231,6 +231,17 @@ async def keep_partials(
         )
     except (RedisError, OSError) as error:
         raise NotKeptError(str(error)) from error
+
+
+async def forget_partials(redis: Redis, keys: RunKeys, lease: Lease, group: str, indices: Sequence[int]) -> None:
+    """Forget what is kept of these samples for the task of `lease`; a full Redis does so too."""
+    await call(
+        redis,
+        "forget_partials",
+        partials_key=keys.partials(group),
+        task_entry=lease.entry,
+        index_list=list(indices),
+    )
 
 
 async def read_partials(

@@ -15,7 +15,7 @@ from services.settings import parse_recipe
 from services.streams.connection.functions import call
 from services.streams.delivery import leases
 from services.streams.delivery.consumer import Consumer, trim
-from services.streams.delivery.partials import DrawnTokens, Partial, Piece, keep_partials
+from services.streams.delivery.partials import DrawnTokens, Partial, Piece, forget_partials, keep_partials
 from services.streams.delivery.payloads import fetch_texts
 from services.streams.delivery.process_logs import LogLine, LogShipping
 from services.streams.keys import ACTIVE_RUNS
@@ -191,6 +191,13 @@ async def kept_partials(run):
     )
     pieces = [Piece(0, "attempt", 0, 0, Partial(tokens, 1.0))]
     return lambda: keep_partials(run.redis, run.keys, delivery.lease, "g0", pieces, prompt, 3)
+
+
+async def forgotten_partials(run):
+    await (await kept_partials(run))()
+    [entry] = await run.redis.xpending_range(run.streams.tasks, "rollout", "-", "+", 1)
+    lease = leases.Lease(run.streams.tasks, "rollout", "r0", entry["message_id"].decode())
+    return lambda: forget_partials(run.redis, run.keys, lease, "g0", [0])
 
 
 async def returned_lease(run):
@@ -369,6 +376,7 @@ CASES = {
     "discard_entry": Case(discard_entry, "learner"),
     "delete_record": Case(delete_closed_record),
     "dispatch": Case(dispatch, "sampler"),
+    "forget_partials": Case(forgotten_partials),
     "heartbeat": Case(announce_process),
     "index_run": Case(index_run),
     "mark_starved": Case(mark_starved, "sampler"),
