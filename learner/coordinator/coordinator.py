@@ -58,8 +58,10 @@ class Coordinator:
         started: StartedRun | None = None
         try:
             started = await RunStart(context, worker, publication).run()
-            await self._train(publication, started)
-            await RunEnd(context, worker, publication).run()
+            loop = TrainingLoop(context, worker, publication, started.schedule, done=started.done, world=self._world)
+            await loop.run()
+            await idle_during(worker, started.schedule.settle())
+            await RunEnd(context, worker, publication, loop.save_last).run()
         except LearnerStoppingError:
             log.info("stopping: the steps that are not committed are left to the next learner")
         finally:
@@ -69,10 +71,3 @@ class Coordinator:
         # After a failure no command is sent: another rank may be in a different collective. It notices that rank 0
         # leaves the group.
         await worker.send(Command(do="stop"))
-
-    async def _train(self, publication: Publication, started: StartedRun) -> None:
-        loop = TrainingLoop(
-            self._context, self._worker, publication, started.schedule, done=started.done, world=self._world
-        )
-        await loop.run()
-        await idle_during(self._worker, started.schedule.settle())

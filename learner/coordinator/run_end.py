@@ -6,6 +6,7 @@ Must not train, nor publish a new version.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from functools import partial
 
 from learner.coordinator.publication import Publication
@@ -23,24 +24,35 @@ from services.streams.state.runs import RunRecords
 class RunEnd:
     """The end of rank 0, after the last rollout step."""
 
-    def __init__(self, context: Context, worker: RankWorker, publication: Publication) -> None:
+    def __init__(
+        self,
+        context: Context,
+        worker: RankWorker,
+        publication: Publication,
+        save_last: Callable[[], Awaitable[None]],
+    ) -> None:
+        """`save_last`: writes the checkpoint that is owed; see TrainingLoop."""
         self._context = context
         self._recipe = context.record.recipe
         self._worker = worker
         self._publication = publication
+        self._save_last = save_last
 
     async def run(self) -> None:
-        """Export once every evaluated set has its final evaluation, then return when `stopping` is set.
+        """Export once every evaluated set has its final evaluation, then return when a rank is asked to stop.
+
+        Before the export, the checkpoint that is owed is written then: the last steps are in none, because only the
+        export follows them.
 
         The publisher serves joining replicas all this time, because the evaluation needs replicas.
         """
         context, patience_s = self._context, self._recipe.limits.stall_timeout_s
         exported = (await RunRecords(context.redis).get(context.record.id)).export_path is not None
         sets = ", ".join(self._recipe.evaluated_sets)
-        if not exported and not context.stopping.is_set():
+        if not exported and not self._worker.stopping:
             text = f"the export waits for the evaluation {AFTER!r} of {sets}"
             await context.event_log.write("awaiting-evaluation", text)
-        while not context.stopping.is_set():
+        while not self._worker.stopping:
             if exported:
                 context.waits.done("evaluations")
             else:
@@ -53,6 +65,8 @@ class RunEnd:
             except TimeoutError:
                 self._publication.check()
                 await self._worker.send(Command(do="idle"))
+        if not exported:
+            await self._save_last()
 
     async def _final_evaluations(self) -> list[EvaluationRecord]:
         """The evaluations of the last version, one per evaluated set; empty until all of them exist."""

@@ -78,10 +78,10 @@ class TrainingLoop:
             if self._publication.record and self._schedule.overdue:
                 await self._save(self._publication.record)
         if not self._done:
-            await self._save_last()
+            await self.save_last()
             raise LearnerStoppingError
 
-    async def _save_last(self) -> None:
+    async def save_last(self) -> None:
         """Before the learner stops, write the checkpoint of the last committed step, so that none is trained again.
 
         The host ends this process when its time is over; what is written of a checkpoint by then is deleted later.
@@ -132,7 +132,7 @@ class TrainingLoop:
             await self._worker.send(Command(do="train", batch=batch, fence=fence, version=version, learning_rate=rate))
             trained = await self._worker.training.train(batch, fence, version, learning_rate=rate)
         if trained is None:
-            await self._save_last()
+            await self.save_last()
             raise LearnerStoppingError
         if trained.damaged:
             DAMAGED_PAYLOADS.labels(run=self._context.record.id, service="learner").inc(len(trained.damaged))

@@ -114,21 +114,20 @@ class RankWorker:
         """
         if self._rank.world > 1:
             message = command.model_dump_json().encode()
-            await self._rank.in_order(lambda: self._rank.ranks.broadcast_bytes(message))
-            await self._exchange_stops(command)
+            # One job: a caller that is cancelled between two would leave the other ranks in the second one.
+            await self._rank.in_order(lambda: self._exchange(message))
 
     async def receive(self) -> Command:
         """The next command of rank 0, on every other rank. Raises RuntimeError if rank 0 is gone."""
-        message = await self._rank.in_order(lambda: self._rank.ranks.broadcast_bytes(None))
-        command = Command.model_validate_json(message)
-        await self._exchange_stops(command)
-        return command
+        return await self._rank.in_order(lambda: self._exchange(None))
 
-    async def _exchange_stops(self, command: Command) -> None:
+    def _exchange(self, message: bytes | None) -> Command:
+        """On the training thread: rank 0's `message` to all ranks, then their stops if it is idle. Collective."""
+        command = Command.model_validate_json(self._rank.ranks.broadcast_bytes(message))
         if command.do == "idle":
             flag = torch.tensor(int(self._context.stopping.is_set()))
-            count = await self._rank.in_order(lambda: self._rank.ranks.all_reduce(flag))
-            self._other_stops = bool(count)
+            self._other_stops = bool(self._rank.ranks.all_reduce(flag))
+        return command
 
     async def snapshot(self) -> Snapshot | None:
         """Copy the policy. Collective; only rank 0 keeps the copy, which is UNPUBLISHED."""

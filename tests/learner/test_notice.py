@@ -102,16 +102,33 @@ async def test_a_stop_during_a_step(
     assert await saved(runs_folder, run_id) == checkpoints
 
 
-@pytest.mark.slow
-async def test_a_notice_to_one_rank_stops_all_of_them(
+async def test_a_stop_before_the_export_costs_no_training(
     redis: Any, redis_url: str, run_id: str, tiny_model: Path, runs_folder: Path
 ) -> None:
+    """The last rollout step has no checkpoint of its own, and its final evaluation may take long."""
     keys = RunKeys(run_id)
-    await submit(redis, run_id, tiny_model, limits={"rollout_steps": 5}, learner=RARELY | {"ranks": 2})
+    await submit(redis, run_id, tiny_model, limits={"rollout_steps": 1}, learner=RARELY)
+    thread = ServiceThread(LearnerService(), run_id, redis_url)
+    await put_batch(redis, keys, 0)
+    await until_event(redis, keys, "awaiting-evaluation")
+    await stop(thread)
+    assert await saved(runs_folder, run_id) == [1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rollout_steps", [5, 1], ids=["in training", "before the export"])
+async def test_a_notice_to_one_rank_stops_all_of_them(
+    redis: Any, redis_url: str, run_id: str, tiny_model: Path, runs_folder: Path, rollout_steps: int
+) -> None:
+    keys = RunKeys(run_id)
+    limits = {"rollout_steps": rollout_steps}
+    await submit(redis, run_id, tiny_model, limits=limits, learner=RARELY | {"ranks": 2})
     ranks = start_ranks(run_id, redis_url, 2)
     try:
         await put_batch(redis, keys, 0)
         await until_step(redis, keys, 1)
+        if rollout_steps == 1:
+            await until_event(redis, keys, "awaiting-evaluation")
         ranks[1].terminate()
         for rank in ranks:
             assert await asyncio.to_thread(rank.wait, 60) == 0, rank.output()

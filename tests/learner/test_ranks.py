@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +15,7 @@ import pytest
 
 from learner.coordinator import run_end, waiting
 from learner.rank import worker
+from learner.rank.commands import Command
 from learner.rank.worker import RankWorker
 from learner.training.process_group import nccl_failure_policy
 from services.contracts.weight_group import nccl_environment
@@ -101,6 +105,38 @@ async def test_ranks_receive_idle_commands_while_rank_0_waits(
     unused: Any = None
     async with service_context(redis, run_id, recipe_document(tiny_model), "learner") as context:
         with pytest.raises(StoreError, match="the store rejects the request"):
-            await run_end.RunEnd(context, ours, unused)._export([])
+            await run_end.RunEnd(context, ours, unused, unused)._export([])
     assert len(sent) > 2
     assert set(sent) == {"idle"}
+
+
+async def test_a_cancelled_command_ends_for_all_ranks() -> None:
+    """Another rank may be in the second collective of `idle`, and would stay there."""
+    met: list[str] = []
+    told, go_on = threading.Event(), threading.Event()
+
+    def broadcast_bytes(message: bytes) -> bytes:
+        met.append("command")
+        told.set()
+        assert go_on.wait(60)
+        return message
+
+    def all_reduce(flag: Any) -> Any:
+        met.append("stops")
+        return flag
+
+    with ThreadPoolExecutor(1) as thread:
+
+        async def in_order(task: Any) -> Any:
+            return await asyncio.get_running_loop().run_in_executor(thread, task)
+
+        ranks = SimpleNamespace(broadcast_bytes=broadcast_bytes, all_reduce=all_reduce)
+        worker: Any = object.__new__(RankWorker)
+        worker._rank = SimpleNamespace(world=2, in_order=in_order, ranks=ranks)
+        worker._context = SimpleNamespace(stopping=asyncio.Event())
+        sending = asyncio.create_task(worker.send(Command(do="idle")))
+        await asyncio.to_thread(told.wait, 60)
+        sending.cancel()
+        await asyncio.wait([sending])
+        go_on.set()
+    assert met == ["command", "stops"]
