@@ -65,10 +65,31 @@ KeepPieces = Callable[[list[Piece]], Awaitable[list[int]]]
 """Keeps pieces of one task's responses; returns how many tokens of each are kept now, or NEVER."""
 
 
+class _Refusals:
+    """Whether pieces are kept now, of all tasks of a replica: a change is logged, not each of many refusals."""
+
+    def __init__(self) -> None:
+        self._refused = False
+
+    def note(self, refused: NotKeptError | None) -> None:
+        if refused and not self._refused:
+            log.warning("half-drawn responses are not kept for now: %s", refused)
+        elif self._refused and not refused:
+            log.info("half-drawn responses are kept again")
+        self._refused = refused is not None
+
+
 class WatchedTask:
     """The responses of one task: `names` by sample index."""
 
-    def __init__(self, half_drawn: Mapping[str, HalfDrawn], names: Mapping[int, str], keep: KeepPieces) -> None:
+    def __init__(
+        self,
+        half_drawn: Mapping[str, HalfDrawn],
+        names: Mapping[int, str],
+        keep: KeepPieces,
+        refusals: _Refusals,
+    ) -> None:
+        self._refusals = refusals
         self._half_drawn = half_drawn
         self._names = dict(names)
         self._keep_pieces = keep
@@ -77,7 +98,7 @@ class WatchedTask:
     async def keep(self, least: int = 1) -> None:
         """Keep what is new of the responses that have at least `least` new tokens.
 
-        A Redis that is full or away is logged: what is not kept now is kept later, or drawn again.
+        A Redis that begins to be full or away is logged: what is not kept now is kept later, or drawn again.
         """
         async with self._keeping:
             await self._keep(least)
@@ -94,8 +115,9 @@ class WatchedTask:
         try:
             kept = await self._keep_pieces(pieces)
         except NotKeptError as error:
-            log.warning("%d half-drawn responses are not kept for now: %s", len(pieces), error)
+            self._refusals.note(error)
             return
+        self._refusals.note(None)
         for piece, half, tokens in zip(pieces, halves, kept, strict=True):
             if tokens == NEVER:
                 self._names.pop(piece.index, None)
@@ -109,11 +131,12 @@ class Keeper:
     def __init__(self, half_drawn: Mapping[str, HalfDrawn]) -> None:
         self._half_drawn = half_drawn
         self._watched: set[WatchedTask] = set()
+        self._refusals = _Refusals()
 
     @contextmanager
     def watching(self, names: Mapping[int, str], keep: KeepPieces) -> Iterator[WatchedTask]:
         """Keep these responses of a task, by sample index, while the body runs."""
-        watched = WatchedTask(self._half_drawn, names, keep)
+        watched = WatchedTask(self._half_drawn, names, keep, self._refusals)
         self._watched.add(watched)
         try:
             yield watched

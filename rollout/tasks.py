@@ -16,6 +16,7 @@ from collections.abc import Collection, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,6 +51,8 @@ from services.streams.state.policy_history import read_policy
 from services.waits import REDIS_MEMORY, cancel_and_wait
 
 log = logging.getLogger(__name__)
+
+R = TypeVar("R")
 
 FULL_PAUSE_S = 1.0
 REPEATED_REFERENCE = 2048
@@ -323,9 +326,7 @@ class GroupWorker:
             with self._keeper.watching(names, partial(task.keep, prompt_ids)) as watched:
                 while True:
                     await asyncio.wait({*responses, ending}, return_when=asyncio.FIRST_COMPLETED)
-                    if ending.done():
-                        await self._keep_drawn(watched, responses)
-                    done = {response for response in responses if response.done()}
+                    done = (await self._keep_drawn(watched, responses)) if ending.done() else _done(responses)
                     responses -= done
                     failed = [response for response in done if response.exception()]
                     samples = [response.result() for response in done - set(failed)]
@@ -342,12 +343,21 @@ class GroupWorker:
 
     async def _keep_drawn(
         self, watched: WatchedTask, responses: set[asyncio.Task[tuple[Sample, SamplePayload]]]
-    ) -> None:
-        """Keep what the responses have at once, and what they have after a moment in which some may end."""
+    ) -> set[asyncio.Task[tuple[Sample, SamplePayload]]]:
+        """Keep what the responses have at once, and what they have after a moment. Returns those that ended in it.
+
+        One that ends later, while Redis stores what is kept, counts as half-drawn: short ones would be preferred.
+        """
         await watched.keep()
         await asyncio.wait(responses, timeout=MOMENT_S)
+        done = _done(responses)
         await watched.keep()
+        return done
 
     async def _sample(self, task: LeasedTask, index: int, request: ResponseRequest) -> tuple[Sample, SamplePayload]:
         payload, started_at = await self._generator.generate(request)
         return task.sample(index, payload, started_at), payload
+
+
+def _done(responses: set[asyncio.Task[R]]) -> set[asyncio.Task[R]]:
+    return {response for response in responses if response.done()}

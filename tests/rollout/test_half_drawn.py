@@ -279,7 +279,7 @@ async def test_a_full_redis_delays_no_response(
         assert not keeping.done()
         await cancel_and_wait(keeping)
         assert len(await found.payloads()) == SAMPLES
-    assert "are not kept for now: Redis is at its maxmemory" in caplog.text
+    assert caplog.text.count("are not kept for now: Redis is at its maxmemory") == 1, "once, not for each task and time"
 
 
 async def test_whole_responses_come_before_pieces(redis: Any, run_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -307,3 +307,25 @@ async def test_whole_responses_come_before_pieces(redis: Any, run_id: str, monke
     assert set(seen[0]) == {0, 1, 2}, "sample 0 ends first"
     assert set(seen[1]) == {1, 2}
     assert seen[2] == seen[3] == seen[4], "nothing is kept while it waits for room"
+
+
+async def test_a_notice_prefers_no_short_responses(redis: Any, run_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What ends after the moment is returned with the rest, even if it ends before the last tokens are kept."""
+    async with scene(redis, run_id, tokens=60) as found:
+        worker, task = await found.start()
+        keep, calls = rollout.half_drawn.WatchedTask.keep, 0
+
+        async def slow(self: Any, least: int = 1) -> None:
+            nonlocal calls
+            calls += 1
+            await keep(self, least)
+            if calls == 2:
+                await found.engines[0].until_drawn(SAMPLES * 60)
+
+        monkeypatch.setattr(rollout.half_drawn.WatchedTask, "keep", slow)
+        working = asyncio.create_task(worker.work(task))
+        await found.engines[0].until_drawn(15)
+        worker.end()
+        await working
+        assert not await redis.exists(*(found.context.keys.payload("g0", index) for index in range(SAMPLES)))
+        assert set(await found.kept()) == {0, 1, 2}

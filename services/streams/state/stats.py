@@ -13,6 +13,7 @@ from redis.exceptions import ResponseError
 
 from services.streams.connection.client import Redis
 from services.streams.connection.functions import REFUSING
+from services.streams.delivery.leases import RETURNED
 
 HIGH_WATER = 0.85
 """Share of Redis' maxmemory above which nothing new is dispatched, so that in-flight groups have room to finish."""
@@ -92,9 +93,10 @@ def _group(groups: list[dict[str, Any]], name: str) -> dict[str, Any]:
 
 
 async def _idle(redis: Redis, readers: Mapping[str, str], lease_s: float) -> dict[str, float]:
-    """By stream: the longest time without a renewal of a lease, in seconds."""
+    """By stream: the longest time without a renewal of a lease, in seconds. A returned entry is under no lease."""
     if not readers:
         return {}
+    held_by_none = RETURNED.encode()
     lapsed_ms = int(lease_s * 1000)
 
     def ask(pipe: Any) -> None:
@@ -104,7 +106,10 @@ async def _idle(redis: Redis, readers: Mapping[str, str], lease_s: float) -> dic
 
     replies = await _replies(redis, ask)
     return {
-        stream: max((lease["time_since_delivered"] / 1000 for lease in (*lapsed, *oldest)), default=0.0)
+        stream: max(
+            (lease["time_since_delivered"] / 1000 for lease in (*lapsed, *oldest) if lease["consumer"] != held_by_none),
+            default=0.0,
+        )
         for stream, lapsed, oldest in zip(readers, replies[::2], replies[1::2], strict=True)
     }
 

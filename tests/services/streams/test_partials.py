@@ -27,6 +27,7 @@ from services.streams.delivery.partials import (
 from services.streams.keys import RunKeys
 from services.streams.memory_bound import SLACK, _Group
 from services.streams.state.rewind import ReopenedGroup, Rewind
+from services.streams.state.stats import stream_figures
 from tests.harness.each import each
 from tests.harness.small_run import recipe_document
 from tests.services.driven import STATE, DrivenRun, sample_of, task_of
@@ -299,6 +300,8 @@ async def test_a_returned_lease_is_taken_at_once_by_one(run):
     assert not await return_lease(run.redis, replace(lease, consumer="other"), LEASE_S)
     assert await return_lease(run.redis, lease, LEASE_S)
     assert not await return_lease(run.redis, lease, LEASE_S)
+    found = await stream_figures(run.redis, {run.streams.tasks: "rollout"}, LEASE_S)
+    assert (found[run.streams.tasks].pending, found[run.streams.tasks].oldest_idle_s) == (1, 0), "no lease is stuck"
     one, two = run.rollout("r1"), run.rollout("r2")
     taken = [await one.read(1, 0.05), await two.read(1, 0.05)]
     assert [len(found) for found in taken] == [1, 0]
