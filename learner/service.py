@@ -6,8 +6,8 @@ restarts all of them, and they resume the run from its newest checkpoint and the
 trained twice.
 
 Drain order, of all ranks as soon as one is asked to stop: interrupt the rollout step before its first optimizer step,
-else after a few seconds -> write the checkpoint of the last committed step, if that is still the state -> send `stop`
-to the other ranks -> stop serving joining replicas -> destroy the engine and the process group.
+else after half of the time that is given -> write the checkpoint of the last committed step, if that is still the state
+-> send `stop` to the other ranks -> stop serving joining replicas -> destroy the engine and the process group.
 
 Must not touch the policy; the rank's worker does, and only the trainer imports DeepSpeed.
 """

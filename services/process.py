@@ -37,6 +37,8 @@ log = logging.getLogger(__name__)
 
 GARBAGE_AFTER = 50_000
 """New objects after which unused cycles are collected."""
+GRACE_S = 8.0
+"""How long a service may take to drain, unless its host says otherwise."""
 START_S = 10.0
 """How long a service that is started by hand waits for Redis."""
 
@@ -48,6 +50,7 @@ class Context:
     `record`: as it was at the start, with the edits of the recipe that `refresh` has taken over since.
 
     The service must return from run() soon after `stopping` is set, and list everything that it waits for in `waits`.
+    `grace_s`: how long it may take then, in seconds; known once `stopping` is set.
     """
 
     redis: Redis
@@ -58,6 +61,7 @@ class Context:
     stopping: asyncio.Event
     host: str
     waits: Waits
+    grace_s: Callable[[], float] = lambda: GRACE_S
 
     async def refresh(self) -> None:
         """Take over edits of the run's recipe. A service calls it where a setting may change."""
@@ -82,10 +86,11 @@ async def host_service(
     workers: int = 1,
     connect_timeout_s: float = RECONNECT_S,
     on_change: Callable[[ProcessInfo], None] = lambda _: None,
+    grace_s: Callable[[], float] = lambda: GRACE_S,
 ) -> None:
     """Run one service of one run to its end; waits `connect_timeout_s` seconds for Redis.
 
-    `on_change` is called with each change of the service's state.
+    `on_change` is called with each change of the service's state. `grace_s`: see Context.
     """
     redis = await connect(redis_url, connect_timeout_s)
     try:
@@ -109,7 +114,7 @@ async def host_service(
             Heartbeat(redis, info, waits, event_log, on_change) as heartbeat,
         ):
             try:
-                await service.run(Context(redis, keys, record, heartbeat, event_log, stopping, host, waits))
+                await service.run(Context(redis, keys, record, heartbeat, event_log, stopping, host, waits, grace_s))
             except Exception as error:
                 await event_log.write("service-failed", f"{info.id}: {type(error).__name__}: {error}")
                 raise
@@ -135,6 +140,7 @@ class ServiceThread:
         self._on_change = on_change
         self._loop = asyncio.new_event_loop()
         self._stopping = asyncio.Event()
+        self._grace_s = GRACE_S
         self.error: BaseException | None = None
         self._thread = threading.Thread(target=self._main, name=service.name, daemon=True)
         self._thread.start()
@@ -143,7 +149,12 @@ class ServiceThread:
         asyncio.set_event_loop(self._loop)
         try:
             hosting = host_service(
-                self._service, *self._arguments, self._stopping, workers=self._workers, on_change=self._on_change
+                self._service,
+                *self._arguments,
+                self._stopping,
+                workers=self._workers,
+                on_change=self._on_change,
+                grace_s=lambda: self._grace_s,
             )
             self._loop.run_until_complete(hosting)
         except BaseException as error:
@@ -158,7 +169,8 @@ class ServiceThread:
         return self._thread.is_alive()
 
     def stop(self, deadline_s: float) -> bool:
-        """Let the service drain; whether it ended within `deadline_s` seconds."""
+        """Let the service drain; whether it ended within `deadline_s` seconds, of which it is told."""
+        self._grace_s = deadline_s
         with suppress(RuntimeError):  # the loop is closed: the service has ended by itself
             self._loop.call_soon_threadsafe(self._stopping.set)
         self._thread.join(deadline_s)

@@ -13,15 +13,15 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from deploy.hosting.pod_registry import PodRegistry
+from deploy.hosting.pod_registry import POD_DRAIN_S, PodRegistry
 from services.contracts import ProcessInfo
 from services.contracts.listening import advertised_host
-from services.process import Service, ServiceThread, configure_logging
+from services.process import GRACE_S, Service, ServiceThread, configure_logging
 from services.storage.places import runs_folder
 
 log = logging.getLogger(__name__)
 
-DRAIN_S = 8.0
+DRAIN_S = GRACE_S
 WATCH_S = 0.5
 
 
@@ -69,7 +69,7 @@ class HostedService:
         while self._thread.alive:
             if self._registry and self._registry.draining and not self._asked_to_stop:
                 log.info("the pod drains; draining %s", self.name)
-                self.stop()
+                self.stop(POD_DRAIN_S)
             time.sleep(WATCH_S)
         if self._registry:
             self._registry.withdraw()

@@ -19,6 +19,8 @@ from services.streams.runs.places import AVOIDED
 log = logging.getLogger(__name__)
 
 VARIABLE = "PENSTOCK_POD"
+POD_DRAIN_S = 50.0
+"""How long hosted processes may drain: a replica takes seconds, a learner writes a checkpoint."""
 DRAINING, ENDING = "draining", "ending"
 
 

@@ -15,15 +15,13 @@ from pathlib import Path
 import psutil
 
 from deploy.hosting.environment import cluster_environment
-from deploy.hosting.pod_registry import VARIABLE, PodProcess, PodRegistry
+from deploy.hosting.pod_registry import POD_DRAIN_S, VARIABLE, PodProcess, PodRegistry
 from deploy.process_tree import end_descendants
 
 log = logging.getLogger(__name__)
 
 COMMAND = "KUBERAY_GEN_RAY_START_CMD"
 FOLDER = "/tmp/penstock-pod"
-DRAIN_S = 50.0
-"""How long hosted processes may drain: a replica takes seconds, a learner writes a checkpoint."""
 RAY_END_S = 10.0
 POLL_S = 0.2
 READY = "ready"
@@ -76,13 +74,13 @@ class Pod:
         return f"not ready: {_listed(waiting)}" if waiting else self.ray_problem()
 
     def drain(self) -> None:
-        """Drain every hosted process, for at most DRAIN_S seconds."""
+        """Drain every hosted process, for at most POD_DRAIN_S seconds."""
         self.ending = True
         self.registry.request_drain()
-        ends = time.monotonic() + DRAIN_S
+        ends = time.monotonic() + POD_DRAIN_S
         while (left := self.registry.processes()) and not self.ray_problem():
             if time.monotonic() > ends:
-                log.warning("did not drain within %g s: %s", DRAIN_S, _listed(left))
+                log.warning("did not drain within %g s: %s", POD_DRAIN_S, _listed(left))
                 return
             time.sleep(POLL_S)
 

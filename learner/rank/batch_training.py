@@ -54,7 +54,7 @@ class BatchTraining:
         try:
             await asyncio.wait({work, stopping}, return_when=asyncio.FIRST_COMPLETED)
             if stopping.done():
-                self._rank.trainer.interrupt()
+                self._rank.trainer.interrupt(self._rank.service.grace_s())
             return await work
         except InterruptedTrainingError:
             log.info("stopping: the batch stays in the stream for the next learner")

@@ -45,8 +45,9 @@ MISMATCH = ("mismatch_kl", "importance", "importance_squared")
 """The sums that measure the distance between the policy and the one that sampled."""
 
 
-FINISH_S = 4.0
-"""How long a rollout step may still take once the learner is asked to stop, if an optimizer step was taken already."""
+FINISHED_IN = 0.5
+"""The part of its time to stop in which a rollout step may still end, if an optimizer step was taken already. The rest
+is for the checkpoint."""
 
 
 class InterruptedTrainingError(RuntimeError):
@@ -181,12 +182,13 @@ class Trainer:
             if self.non_finite_in_a_row == self._settings.max_non_finite_steps:
                 break
 
-    def interrupt(self) -> None:
+    def interrupt(self, grace_s: float) -> None:
         """Make a running train() raise InterruptedTrainingError before its next micro-batch, on all ranks.
 
-        Once an optimizer step was taken, only after FINISH_S seconds: a rollout step that ends by then can be saved.
+        Once an optimizer step was taken, only after FINISHED_IN of the `grace_s` seconds in which this rank has to end:
+        a rollout step that ends by then can be saved.
         """
-        self._finish_by = time.monotonic() + FINISH_S
+        self._finish_by = time.monotonic() + FINISHED_IN * grace_s
         self._interrupted.set()
 
     def _check_interrupted(self) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from deploy.kubernetes.pod import DRAIN_S
+from deploy.hosting.pod_registry import POD_DRAIN_S
 from tests.cluster.pods import METRICS_PORTS, ROLES, Cluster
 from tests.harness.small_run import recipe_document
 from tests.harness.workload import write_questions
@@ -86,7 +86,7 @@ def check_a_second_pod_that_comes_and_drains(cluster: Cluster, run: str) -> None
     second.until_ready()
 
     assert second.terminate() == 0
-    assert f"did not drain within {DRAIN_S:g} s" not in second.log.read_text()
+    assert f"did not drain within {POD_DRAIN_S:g} s" not in second.log.read_text()
     cluster.set_bounds()
     view = cluster.until(run, lambda view: len(versions(view)) == 2, "the fleet within its bounds", RUN_S)
     assert view["rollout_replicas"] == 3, "the desired number must not change"

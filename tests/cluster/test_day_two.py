@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from deploy.kubernetes.pod import DRAIN_S
+from deploy.hosting.pod_registry import POD_DRAIN_S
 from deploy.kubernetes.uninstall import remove_cluster
 from tests.cluster.operations import GRACE_S, Operations, budgets
 from tests.cluster.pods import ROLES, Cluster
@@ -130,4 +130,4 @@ def check_it_goes_on(operations: Operations, run: str, what: str) -> None:
     view = cluster.until(run, lambda _: True, what, RUN_S)
     assert view["groups"]["reconciled"], what
     for pod in cluster.pods.values():
-        assert f"did not drain within {DRAIN_S:g} s" not in pod.log.read_text(), pod.name
+        assert f"did not drain within {POD_DRAIN_S:g} s" not in pod.log.read_text(), pod.name

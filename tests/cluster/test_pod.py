@@ -20,11 +20,12 @@ import psutil
 import pytest
 
 from deploy.hosting.hosted_service import HostedService
-from deploy.hosting.pod_registry import VARIABLE, PodProcess, PodRegistry
+from deploy.hosting.pod_registry import POD_DRAIN_S, VARIABLE, PodProcess, PodRegistry
 from deploy.kubernetes import node, node_facts
 from deploy.kubernetes import pod as pods
 from deploy.kubernetes.pod import COMMAND, Pod, PodError
 from deploy.kubernetes.probes import Probes
+from services.process import Context
 from services.settings import parse_recipe
 from services.streams.state.runs import RunRecords
 from tests.deploy.echo_service import EchoService
@@ -110,18 +111,26 @@ async def test_a_hosted_service_is_registered_and_drains(
 ) -> None:
     monkeypatch.setenv("PENSTOCK_RUNS", str(tmp_path / "runs"))
     await RunRecords(redis).create(run_id, parse_recipe(recipe_document("/model")))
-    hosted = HostedService(lambda: EchoService("verifier"), run_id, redis_url)
+    given: list[Context] = []
+
+    class Echo(EchoService):
+        async def run(self, context: Context) -> None:
+            given.append(context)
+            await super().run(context)
+
+    hosted = HostedService(lambda: Echo("verifier"), run_id, redis_url)
     await asyncio.to_thread(until, lambda: bool(pod.registry.processes()) and pod.readiness_problem() is None)
     assert pod.registry.processes() == [PodProcess(os.getpid(), "verifier", run_id, "ready")]
     await asyncio.to_thread(pod.drain)
     assert (hosted.done, hosted.fault(), pod.registry.processes()) == (True, None, [])
     assert pod.readiness_problem() == "the pod is ending"
+    assert [context.grace_s() for context in given] == [POD_DRAIN_S], "it knows how long it has"
 
 
 def test_a_service_that_does_not_drain_does_not_block_the_pod(
     pod: Pod, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(pods, "DRAIN_S", 0.3)
+    monkeypatch.setattr(pods, "POD_DRAIN_S", 0.3)
     file = Path(os.environ[VARIABLE]) / f"{os.getpid()}.json"
     file.write_text(json.dumps({"service": "rollout", "run": "r", "state": "ready"}))
     pod.drain()

@@ -11,7 +11,6 @@ import pytest
 from learner.archive import RunArchive
 from learner.checkpoint.manager import Checkpoints
 from learner.service import LearnerService
-from learner.training import trainer
 from learner.training.trainer import Trainer
 from services.process import ServiceThread
 from services.streams.keys import RunKeys
@@ -60,7 +59,7 @@ async def test_a_stop_between_two_steps_costs_no_training(
 
 
 @pytest.mark.parametrize(
-    ("optimizer_step", "finish_s", "steps", "checkpoints"),
+    ("optimizer_step", "grace_s", "steps", "checkpoints"),
     [(1, 60.0, 1, [1]), (2, 60.0, 2, [2]), (2, 0.0, 1, [])],
     ids=["before its first optimizer step", "it ends soon", "it takes long"],
 )
@@ -72,7 +71,7 @@ async def test_a_stop_during_a_step(
     runs_folder: Path,
     monkeypatch: pytest.MonkeyPatch,
     optimizer_step: int,
-    finish_s: float,
+    grace_s: float,
     steps: int,
     checkpoints: list[int],
 ) -> None:
@@ -83,12 +82,12 @@ async def test_a_stop_during_a_step(
     def stopping(self: Trainer, *given: Any) -> Any:
         if self._rollout_steps == 1 and self.between_steps == (optimizer_step == 1) and not met:
             met.append(True)
+            thread._grace_s = grace_s
             thread._loop.call_soon_threadsafe(thread._stopping.set)
             assert self._interrupted.wait(60)
         return token_loss(self, *given)
 
     monkeypatch.setattr(Trainer, "_token_loss", stopping)
-    monkeypatch.setattr(trainer, "FINISH_S", finish_s)
     learner = RARELY | {"micro_batch_tokens": 16}  # several micro-batches for each optimizer step
     await submit(redis, run_id, tiny_model, limits={"rollout_steps": 5}, learner=learner)
     for version in range(2):
