@@ -165,8 +165,11 @@ class LeasedTask:
         least = policy.step - self.context.record.recipe.limits.max_staleness
         return min((version for version, step in policy.version_steps.items() if step >= least), default=0)
 
-    def sample(self, index: int, payload: SamplePayload, started_at: float) -> Sample:
-        """The message that announces sample `index`, whose generation started at `started_at` (Unix seconds)."""
+    def sample(self, index: int, payload: SamplePayload, started_at: float, *, alone: bool = True) -> Sample:
+        """The message that announces sample `index`, whose generation started at `started_at` (Unix seconds).
+
+        `alone`: this replica has drawn all of its tokens.
+        """
         task, versions = self.message, [span.version for span in payload.spans]
         facts = SampleFacts(
             payload=self.context.keys.payload(task.group, index),
@@ -178,7 +181,7 @@ class LeasedTask:
             newest_version=max(versions),
             started_at=started_at,
             finished_at=time.time(),
-            replica=self.context.heartbeat.info.id,
+            replica=self.context.heartbeat.info.id if alone else "",
         )
         prompt = task.prompt
         large = len(json.dumps(prompt.reference)) > REPEATED_REFERENCE
@@ -356,7 +359,7 @@ class GroupWorker:
 
     async def _sample(self, task: LeasedTask, index: int, request: ResponseRequest) -> tuple[Sample, SamplePayload]:
         payload, started_at = await self._generator.generate(request)
-        return task.sample(index, payload, started_at), payload
+        return task.sample(index, payload, started_at, alone=request.kept is None), payload
 
 
 def _done(responses: set[asyncio.Task[R]]) -> set[asyncio.Task[R]]:

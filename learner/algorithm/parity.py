@@ -82,6 +82,8 @@ class EngineComparison:
         }
 
     def by_replica(self) -> dict[str, ReplicaDifference]:
-        """The difference of each replica that sampled a compared token."""
+        """The difference of each replica that sampled a compared token. Of several replicas ("") none is to blame."""
         rows = zip(self._replicas, self._sums.tolist(), strict=True)
-        return {name: ReplicaDifference(int(tokens), total / tokens) for name, (tokens, total, _) in rows if tokens}
+        return {
+            name: ReplicaDifference(int(tokens), total / tokens) for name, (tokens, total, _) in rows if name and tokens
+        }

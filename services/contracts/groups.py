@@ -97,7 +97,7 @@ class SampleFacts(Value):
     """The facts of a sample that the control flow needs, so that it never reads the payload's arrays.
 
     `payload` is the claim check: the Redis key that holds tokens, behaviour log-probs and text. `replica`: the process
-    that generated it ("" in samples of older releases).
+    that generated it ("" if several did, and in samples of older releases).
     Times are Unix seconds.
     """
 

@@ -22,7 +22,7 @@ class BatchSample(Value):
     """One response of a batch: its claim check, response tokens, advantage, and whether its loss is masked.
 
     `staleness`: the rollout steps between the policy of its oldest token and the policy that trains it. `replica`: the
-    process that sampled it ("" in batches of older releases).
+    process that sampled it ("" if several did, and in batches of older releases).
     """
 
     payload: str

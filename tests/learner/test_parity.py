@@ -159,6 +159,14 @@ def test_few_tokens_are_not_judged() -> None:
 
 
 @SAME_WEIGHTS
+def test_no_replica_is_blamed_for_what_several_drew() -> None:
+    comparison = EngineComparison(["", "a"])
+    comparison.add(torch.zeros(4), torch.tensor([-9.0, -9.0, 0.0, 0.0]), torch.tensor([0, 0, 1, 1]))
+    assert comparison.by_replica() == {"a": ReplicaDifference(2, 0.0)}
+    assert comparison.metrics()["logprob_difference_mean"] == 4.5, "it counts in the metrics of the step"
+
+
+@SAME_WEIGHTS
 def test_ranks_and_parts_add_up() -> None:
     """Two micro-batches on each of two ranks give the figures of all tokens at once; a NaN is left out."""
     draw = torch.Generator().manual_seed(0)

@@ -17,7 +17,7 @@ import rollout.half_drawn
 import rollout.tasks
 from rollout.generation import ResponseGenerator
 from rollout.tasks import GroupWorker, LeasedTask
-from services.contracts import CommittedPolicy, Lane, Release, Sampling, Task, TaskResult
+from services.contracts import CommittedPolicy, Lane, Release, Sample, Sampling, Task, TaskResult
 from services.process import Context
 from services.streams.connection.functions import RedisFullError
 from services.streams.delivery.consumer import Consumer
@@ -169,6 +169,10 @@ async def test_a_replica_that_ends_keeps_every_token(redis: Any, run_id: str) ->
         assert found.counted("penstock_kept_tokens_total") == sum(kept.values())
         returned = found.counted("penstock_messages_total", stream="train-tasks", result=TaskResult.RETURNED)
         assert returned == 1
+        entries = await redis.xrange(found.context.keys.lane(Lane.TRAIN).samples)
+        samples = [Sample.model_validate_json(entry[b"m"]) for _, entry in entries]
+        own = {sample.index for sample in samples if sample.facts.replica == found.context.heartbeat.info.id}
+        assert own == set(range(SAMPLES)) - set(kept), "no replica is said to have drawn what several drew"
 
 
 async def test_a_replica_that_is_killed_loses_what_is_new(redis: Any, run_id: str) -> None:
