@@ -298,8 +298,8 @@ PLATFORM = [
     Mutation(
         "streams: what is drawn again counts as progress",
         "services/streams/lua/delivery/keep_partials.lua",
-        "if published < most_published or published == most_published and tokens <= most_tokens then return effects end",
-        "",
+        "published == most_published and tokens <= most_tokens then return effects end",
+        "false then return effects end",
         ("tests/services/streams/test_partials.py",),
     ),
     Mutation(
