@@ -26,8 +26,8 @@ from services.contracts import Sampling, VersionSpan, nucleus_limit
 from services.contracts.listening import LOOPBACK, advertised_host, socket_environment
 from services.contracts.weight_group import nccl_environment
 from services.settings import Recipe, RecipeError
+from services.streams.delivery.drawn import DrawnTokens, spans_within
 from services.streams.delivery.nucleus import Nuclei
-from services.streams.delivery.partials import DrawnTokens, spans_within
 
 log = logging.getLogger(__name__)
 

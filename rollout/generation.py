@@ -20,7 +20,8 @@ from rollout.nuclei import WideNucleusError
 from rollout.prompts import ChatTokenizer
 from services.contracts import DropReason, Sampling, Task
 from services.metrics import DROPPED_TOKENS
-from services.streams.delivery.partials import DrawnTokens, Partial, joined_tokens
+from services.streams.delivery.drawn import DrawnTokens, joined_tokens
+from services.streams.delivery.partials import Partial
 from services.streams.delivery.payloads import SamplePayload
 from services.streams.state.group_state import RejectedMessageError
 

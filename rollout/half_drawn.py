@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 
 from rollout.engine import RolloutEngine
 from rollout.nuclei import WideNucleusError
-from services.streams.delivery.partials import NEVER, NotKeptError, Partial, Piece, joined_tokens, tokens_from
+from services.streams.delivery.drawn import joined_tokens, tokens_from
+from services.streams.delivery.partials import NEVER, NotKeptError, Partial, Piece
 
 log = logging.getLogger(__name__)
 

@@ -15,8 +15,8 @@ import numpy as np
 
 from rollout.engine import Generation
 from services.contracts import Sampling, VersionSpan
+from services.streams.delivery.drawn import DrawnTokens, joined_tokens, tokens_from
 from services.streams.delivery.nucleus import Nuclei
-from services.streams.delivery.partials import DrawnTokens, joined_tokens, tokens_from
 from services.streams.delivery.payloads import SamplePayload
 
 STOP = 3

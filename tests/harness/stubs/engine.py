@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from rollout.engine import Generation
 from rollout.staging import StagingProgress
 from services.contracts import Prompt, Sampling, VersionSpan, WeightPlan
-from services.streams.delivery.partials import DrawnTokens, spans_within, tokens_from
+from services.streams.delivery.drawn import DrawnTokens, spans_within, tokens_from
 
 RIGHT, WRONG = 1, 0
 """The first token of a response that the workload's pattern accepts, and of one that it does not."""

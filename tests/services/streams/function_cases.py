@@ -15,7 +15,8 @@ from services.settings import parse_recipe
 from services.streams.connection.functions import call
 from services.streams.delivery import leases
 from services.streams.delivery.consumer import Consumer, trim
-from services.streams.delivery.partials import DrawnTokens, Partial, Piece, forget_partials, keep_partials
+from services.streams.delivery.drawn import DrawnTokens
+from services.streams.delivery.partials import Partial, Piece, forget_partials, keep_partials
 from services.streams.delivery.payloads import fetch_texts
 from services.streams.delivery.process_logs import LogLine, LogShipping
 from services.streams.keys import ACTIVE_RUNS

@@ -17,8 +17,9 @@ from services.contracts import Cause, Fence, Lane, Release, Task, VersionSpan
 from services.streams.connection.functions import FencedError, call_for_each
 from services.streams.connection.functions import call as append
 from services.streams.delivery.consumer import Delivery, trim
+from services.streams.delivery.drawn import DrawnTokens
 from services.streams.delivery.leases import Lease, renew_lease
-from services.streams.delivery.partials import NEVER, DrawnTokens, Partial, Piece, keep_partials
+from services.streams.delivery.partials import NEVER, Partial, Piece, keep_partials
 from services.streams.keys import RunKeys
 from services.streams.state.events import EventLog
 from services.streams.state.group_state import (

@@ -10,18 +10,16 @@ import pytest
 from rollout.half_drawn import KEEP_TOKENS
 from services.contracts import Lane, Release, VersionSpan
 from services.settings import parse_recipe
+from services.streams.delivery.drawn import DrawnTokens, joined_tokens, tokens_from
 from services.streams.delivery.leases import return_lease
 from services.streams.delivery.nucleus import Nuclei
 from services.streams.delivery.partials import (
     NEVER,
-    DrawnTokens,
     Partial,
     Piece,
-    joined_tokens,
     keep_partials,
     packed_piece,
     read_partials,
-    tokens_from,
     unpacked_piece,
 )
 from services.streams.keys import RunKeys
