@@ -170,6 +170,7 @@ class GroupTransitions(RoleOwner):
             tasks_key=streams.tasks,
             posteriors_key=self._keys.posteriors,
             in_flight_key=streams.tokens_in_flight,
+            partials_key=self._keys.partials(group),
             fence=self.fence.token,
             consumer_group=verdicts[0][0].consumer_group if verdicts else "",
             group=group,

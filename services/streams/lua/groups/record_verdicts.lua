@@ -3,7 +3,7 @@
 -- `decision`: '' (none yet), more, kept, evaluated, or a release. `rest_task`: the task for the group's other samples,
 -- '' unless the decision is `more`. `posterior`: '' for none. `result`: what stays of an evaluated group, else ''.
 local epoch_key, group_key, verdicts_key, counters_key, pending_key, unarchived_key, tasks_key, posteriors_key,
-  in_flight_key = unpack(keys)
+  in_flight_key, partials_key = unpack(keys)
 local fence, consumer_group, group, decision, rest_task, prompt, posterior, result, verdict_entry_list, index_list,
   verdict_list, token_count_list = unpack(args)
 
@@ -31,6 +31,8 @@ if decision == 'more' then
   return effects
 end
 redis.call('HSET', group_key, 'state', decision)
+-- A late call for an earlier task may have published the last sample, and left the pieces of the later one.
+redis.call('UNLINK', partials_key)
 redis.call('HINCRBY', counters_key, 'judged', 1)
 if decision == 'kept' then
   redis.call('HSET', group_key, 'kept_order', redis.call('HINCRBY', counters_key, 'kept_order', 1))
