@@ -241,17 +241,20 @@ class RayCluster:
         if placed := self._placed.get(run):
             await asyncio.to_thread(placed.verifier.scale, replicas)
 
-    async def faults(self, run: str, ready: Collection[HostPid]) -> list[str]:
+    async def faults(self, run: str, ready: Collection[HostPid], joining: Collection[HostPid] = ()) -> list[str]:
         """Services that failed permanently, one line each: the sampler or fleets that keep dying before they are ready.
 
-        `ready`: the run's processes that are ready, or were until they died recently.
+        `ready`, `joining`: the run's processes in that state, or that were until they died recently.
         """
         placed = self._placed.get(run)
         if placed is None:
             return []
         found = await asyncio.gather(
             placed.sampler.fault(ready),
-            *(asyncio.to_thread(fleet.fault, ready, self._avoided_by(run, fleet.name)) for fleet in placed.fleets),
+            *(
+                asyncio.to_thread(fleet.fault, ready, self._avoided_by(run, fleet.name), joining)
+                for fleet in placed.fleets
+            ),
         )
         return [fault for fault in found if fault]
 

@@ -20,7 +20,7 @@ from ray.exceptions import GetTimeoutError, RayActorError
 from deploy.hosting.actors import host_pid
 from deploy.hosting.environment import place, service_environment
 from deploy.hosting.hosted_service import DRAIN_S, HostedService
-from deploy.hosting.nodes.deaths import EarlyDeaths, SeenReplica
+from deploy.hosting.nodes.deaths import EarlyDeaths, Rooms, SeenReplica
 from deploy.hosting.nodes.placed import placed
 from deploy.hosting.nodes.places import Locations, rooms
 from deploy.hosting.ray_internals import bind_replica, delete_application, serve_applications, set_replicas
@@ -131,7 +131,7 @@ class Fleet:
         self._deaths = EarlyDeaths()
         self._locations = Locations()
         self._ray_nodes: dict[Location, str] = {}
-        self._role, self._gpus = name, 0.0
+        self._role, self._cpus, self._gpus = name, 0.0, 0.0
         self._message = ""
 
     def start(
@@ -151,7 +151,7 @@ class Fleet:
         `role`: of the nodes that host it; by default the fleet's name. Raises TimeoutError while a previous fleet of
         this name is still being ended.
         """
-        self._role, self._gpus = role or self.name, gpus
+        self._role, self._cpus, self._gpus = role or self.name, cpus, gpus
         self._await_end()
         if _retried(self.exists):
             self.scale(replicas)
@@ -222,10 +222,13 @@ class Fleet:
                 raise TimeoutError(f"Serve does not know the {self.name} fleet of {self._run} after {CALL_S:g} s")
             time.sleep(POLL_S)
 
-    def fault(self, ready: Collection[HostPid], avoided: Collection[Location] = ()) -> str | None:
+    def fault(
+        self, ready: Collection[HostPid], avoided: Collection[Location] = (), joining: Collection[HostPid] = ()
+    ) -> str | None:
         """Why the fleet has failed permanently: its deployment failed, or replacing replicas does not help; else None.
 
-        `ready`: processes that are ready, or were until they died recently. `avoided`: places where replicas only wait.
+        `ready`, `joining`: processes in that state, or that were until they died recently. `avoided`: places where
+        replicas only wait.
         """
         try:
             details = _details(self._application)
@@ -240,8 +243,8 @@ class Fleet:
             why = message or _first_line(str(details.get("message", "")))
             return f"{self.name} fleet: Ray Serve failed to deploy it: {why}"
         alive = {str(replica["replica_id"]): self._seen(replica) for replica in deployment.get("replicas", [])}
-        early = self._deaths.observe(alive, ready, avoided)
-        if self._deaths.suspicious and self._deaths.hopeless(rooms(self._role, self._gpus)):
+        early = self._deaths.observe(alive, ready, avoided, joining)
+        if self._deaths.suspicious and self._deaths.hopeless(self._rooms()):
             where = "; ".join(f"{count} at {place}" for place, count in sorted(self._deaths.at.items()) if count)
             died = f"{early} replicas in a row died before they were ready" + (f" ({where})" if where else "")
             avoids = "".join(f"; {place} is avoided" for place in sorted(avoided))
@@ -257,13 +260,16 @@ class Fleet:
                 service=self.name,
                 node=place.node,
                 device=place.device,
-                count=self._deaths.at[place],
+                count=self._deaths.failed_at[place],
                 reason="died before they were ready",
                 until=time.time() + AVOIDED_S,
                 ray_node=self._ray_nodes.get(place, ""),
             )
-            for place in self._deaths.used_up(rooms(self._role, self._gpus))
+            for place in self._deaths.used_up(self._rooms())
         ]
+
+    def _rooms(self) -> Rooms:
+        return rooms(self._role, self._cpus, self._gpus)
 
     def _seen(self, replica: Mapping[str, Any]) -> SeenReplica:
         """A replica's process and place; the place is asked for once."""

@@ -6,6 +6,7 @@ check each of them (tests/deploy/test_hosting*.py, test_ray_start.py and tests/c
 - `actor_id` (of an actor's handle): finds the actor in Ray's tables.
 - `actor_row` (ray._private.state.actors): state, restarts and process of an actor, to notice processes that keep dying.
 - `actor_location` (ray._private.state, its actor table): the GPUs that Ray gave to an actor, also after its death.
+- `available_resources` (ray._private.state): what no process takes, by node; Ray's own call adds the nodes up.
 - `living_nodes`, `request_drain` (ray._raylet.GcsClient): join and drain of a pod's node, without being a Ray driver.
 - `serve_applications` (Serve's controller): state and replicas of an application, with address and process id.
 - `set_replicas` (Serve's controller): a new replica count that leaves the other replicas running.
@@ -76,6 +77,12 @@ def actor_location(actor: str) -> tuple[str, list[int]] | None:
     node = row.address.node_id or row.node_id
     gpus = [each.index for kind in row.resource_mapping if kind.name == "GPU" for each in kind.resource_ids]
     return (NodeID(node).hex(), gpus) if node else None
+
+
+def available_resources() -> dict[str, dict[str, float]]:
+    """What no process takes of each living node, by the node's id in hex; may be a second old. Blocks."""
+    found: dict[str, dict[str, float]] = global_state.available_resources_per_node()
+    return found
 
 
 def living_nodes(gcs: str, timeout_s: float) -> set[str]:

@@ -53,11 +53,12 @@ class Cluster(Protocol):
     async def scale_verifier(self, run: str, replicas: int) -> None:
         """Change the number of verifier replicas; those that stay are not disturbed."""
 
-    async def faults(self, run: str, ready: Collection[HostPid]) -> list[str]:
+    async def faults(self, run: str, ready: Collection[HostPid], joining: Collection[HostPid]) -> list[str]:
         """Services whose replacements did not help several times in a row, one line each.
 
         `ready`: host and pid of the run's processes whose heartbeat reports ready; a process that died is among them
-        until its heartbeat lapses. The death of such a process does not count.
+        until its heartbeat lapses. The death of such a process does not count. `joining`: the same of those that wait
+        for weights; their death is no fault of their place.
         """
 
     async def avoid(self, run: str, places: Collection[AvoidedPlace]) -> None:

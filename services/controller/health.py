@@ -98,13 +98,15 @@ class HealthMonitor:
         """
         pending = self._restart_pending
         trains = record.recipe.limits.rollout_steps > 0
-        ready = {process.host_pid for process in processes if process.state == "ready"}
+        ready, joining = (
+            {process.host_pid for process in processes if process.state == state} for state in ("ready", "joining")
+        )
         faults: list[str] = []
         fault: str | None = None
         if self._checks.due:
             async with self._checks:
                 await self._avoiding.look()
-                faults = await self._cluster.faults(self._run, ready)
+                faults = await self._cluster.faults(self._run, ready, joining)
                 fault = await self._cluster.learner_fault(self._run) if trains else None
         if faults:
             raise RunFailedError("; ".join([*faults, *await self._last_failure()]))

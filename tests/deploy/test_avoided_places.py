@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from deploy.hosting.environment import head_environment, place, serving
+from deploy.hosting.environment import GPU_LABEL, NODE_LABEL, head_environment, place, serving
 from services.contracts import ProcessInfo
 from services.controller.fleet.scaling import FleetScaling
 from services.controller.health import HealthMonitor
@@ -86,7 +86,8 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
             ("c", 1, 1, ("learner",)),
             ("d", 1, 1, ("learner",)),
         ):
-            os.environ["RAY_OVERRIDE_LABELS"] = json.dumps({"penstock.dev/node": name})
+            uuids = {f"{GPU_LABEL}{number}": str(number) for number in range(gpus)}
+            os.environ["RAY_OVERRIDE_LABELS"] = json.dumps({NODE_LABEL: name} | uuids)
             cluster.add_node(num_cpus=cpus, num_gpus=gpus, resources=serving(*roles), object_store_memory=80_000_000)
         ray.init(address=cluster.address, namespace=NAMESPACE, log_to_driver=False)
         start_serve()

@@ -6,7 +6,7 @@ Must not decide which places are avoided.
 from __future__ import annotations
 
 import logging
-import math
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -15,17 +15,27 @@ import ray
 from deploy.hosting.environment import GPU_LABEL, NODE_LABEL
 from deploy.hosting.environment import place as role_resource
 from deploy.hosting.nodes.deaths import Rooms
-from deploy.hosting.ray_internals import actor_location
+from deploy.hosting.ray_internals import actor_location, available_resources
 from services.settings import ClusterLimitsError, load_cluster_limits
 from services.streams.runs.places import TOGETHER, Location
 
 log = logging.getLogger(__name__)
 
+NODE_DIGITS = 12
+"""So much of the id of a Ray node names it among those of one machine."""
+TINY = 1e-6
+
 
 def place_at(ray_node: str, gpus: Iterable[str], labels: Mapping[str, str]) -> Location:
     """The place of a process on a Ray node with these labels. `gpus`: their numbers as Ray counts."""
-    devices = (labels.get(f"{GPU_LABEL}{number}", number) for number in gpus)
+    devices = (device(ray_node, number, labels) for number in gpus)
     return Location(labels.get(NODE_LABEL, ray_node), TOGETHER.join(sorted(devices)))
+
+
+def device(ray_node: str, number: str, labels: Mapping[str, str]) -> str:
+    """The name of a GPU: its UUID; else its number, and on a machine that may host several pods its pod's node too."""
+    without = f"{ray_node[:NODE_DIGITS]}.{number}" if NODE_LABEL in labels else number
+    return labels.get(f"{GPU_LABEL}{number}", without)
 
 
 def own_place() -> tuple[Location, str]:
@@ -58,17 +68,22 @@ def role_nodes(role: str) -> list[dict[str, Any]]:
     return [node for node in ray.nodes() if node["Alive"] and resource in node["Resources"]]
 
 
-def rooms(role: str, gpus: float) -> Rooms:
-    """The devices of the nodes of a role, whose processes take so many GPUs each."""
-    found = role_nodes(role)
+def rooms(role: str, cpus: float, gpus: float) -> Rooms:
+    """The devices of the nodes of a role, whose processes take so many CPUs and GPUs each."""
+    found, available = role_nodes(role), available_resources()
     held: dict[str, frozenset[str]] = {}
+    spare: Counter[str] = Counter()
     for node in found:
-        numbers = map(str, range(int(node["Resources"].get("GPU", 0.0)))) if gpus else ("",)
-        labels = node["Labels"]
-        devices = frozenset(labels.get(f"{GPU_LABEL}{number}", number) for number in numbers)
-        name = node_name(node)
+        ray_node, labels, name = node["NodeID"], node["Labels"], node_name(node)
+        numbers = map(str, range(int(node["Resources"].get("GPU", 0.0)))) if gpus else ()
+        devices = frozenset(device(ray_node, number, labels) for number in numbers) if gpus else frozenset({""})
         held[name] = held.get(name, frozenset()) | devices
-    return Rooms(held, max(1, math.ceil(gpus)), may_grow(role, len(found)))
+        left = available.get(ray_node, node["Resources"])
+        if left.get("CPU", 0.0) + TINY >= cpus:
+            spare[name] += left.get("GPU", 0.0) if gpus else 1
+        else:
+            spare[name] += 0
+    return Rooms(held, gpus or 1, may_grow(role, len(found)), spare)
 
 
 def node_name(node: Mapping[str, Any]) -> str:
@@ -83,4 +98,4 @@ def may_grow(role: str, nodes: int) -> bool:
     except ClusterLimitsError as error:
         log.warning("%s; whether %s may get more pods is unknown", error, role)
         return False
-    return limits is not None and limits.of(role).pods > nodes
+    return limits is not None and limits.of(role).all_pods > nodes

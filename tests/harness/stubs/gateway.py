@@ -84,7 +84,7 @@ class WrittenCluster:
         """Want another number of verifiers."""
         self._write(run, json.loads(self._path(run).read_text()) | {"verifier": replicas})
 
-    async def faults(self, run: str, ready: Collection[HostPid]) -> list[str]:
+    async def faults(self, run: str, ready: Collection[HostPid], joining: Collection[HostPid]) -> list[str]:
         """The stack replaces what dies, however often."""
         return []
 

@@ -54,7 +54,7 @@ class HandCluster:
     async def scale_verifier(self, run, replicas):
         self.request("scale verifier", replicas)
 
-    async def faults(self, run, ready):
+    async def faults(self, run, ready, joining):
         self.looks += 1
         if self.failing.get("faults"):
             raise self.failing["faults"].pop(0)

@@ -39,8 +39,8 @@ class EmptyingCluster(HandCluster):
         await super().start(record)
         await self._reached("start")
 
-    async def faults(self, run, ready):
-        found = await super().faults(run, ready)
+    async def faults(self, run, ready, joining):
+        found = await super().faults(run, ready, joining)
         if self.looks > 2:
             await self._reached("look")
         return found
