@@ -14,6 +14,7 @@ from services.controller.fleet.avoiding import Avoiding
 from services.controller.retry import RetriedRequest, RunFailedError
 from services.streams.connection.client import Redis
 from services.streams.keys import RunKeys
+from services.streams.runs.places import AvoidedPlace
 from services.streams.state.events import EventLog
 from services.streams.state.heartbeat import LAPSES_S
 from services.streams.state.policy_history import committed_step
@@ -93,8 +94,9 @@ class HealthMonitor:
     async def check(self, record: RunRecord, processes: list[ProcessInfo]) -> bool:
         """Restart the services that need it. `processes`: the run's live ones.
 
-        Returns whether a restart was pending before or is now, because the run cannot progress meanwhile. Raises
-        RunFailedError when restarts do not help, or cannot be done.
+        Returns whether a restart was pending before or is now, because the run cannot progress meanwhile; also when a
+        place is avoided that was not before, because processes then start elsewhere. Raises RunFailedError when
+        restarts do not help, or cannot be done.
         """
         pending = self._restart_pending
         trains = record.recipe.limits.rollout_steps > 0
@@ -103,17 +105,25 @@ class HealthMonitor:
         )
         faults: list[str] = []
         fault: str | None = None
+        moves, behind = False, list[AvoidedPlace]()
         if self._checks.due:
             async with self._checks:
-                await self._avoiding.look()
+                moves = await self._avoiding.look()
                 faults = await self._cluster.faults(self._run, ready, joining)
                 fault = await self._cluster.learner_fault(self._run) if trains else None
+                if fault and not self._learner_restart.retry_pending:
+                    behind = await self._cluster.blamed(record)
         if faults:
             raise RunFailedError("; ".join([*faults, *await self._last_failure()]))
         await self._check_sampler(record, processes)
         if trains:
-            await self._check_learner(record, processes, fault)
-        return pending or self._restart_pending
+            await self._check_learner(record, processes, fault, behind)
+        return pending or self._restart_pending or moves
+
+    async def background(self) -> str:
+        """What may explain why processes are missing, to be added to a reason: avoided places, and the last failure."""
+        failures = [f"the last failure: {text}" for text in await self._last_failure()]
+        return "".join(f"; {text}" for text in [*map(str, self._avoiding.places), *failures])
 
     def close(self) -> None:
         """Show nothing of the run any more."""
@@ -135,7 +145,9 @@ class HealthMonitor:
                 await self._cluster.restart_sampler(self._run)
                 self._sampler.restart(present)
 
-    async def _check_learner(self, record: RunRecord, processes: list[ProcessInfo], fault: str | None) -> None:
+    async def _check_learner(
+        self, record: RunRecord, processes: list[ProcessInfo], fault: str | None, behind: Collection[AvoidedPlace]
+    ) -> None:
         learners = [process for process in processes if process.service == "learner"]
         present = [process.id for process in learners]
         ready = {process.id for process in learners if process.state == "ready"}
@@ -148,7 +160,7 @@ class HealthMonitor:
             self._learner_was_ready |= bool(ready - self._previous_learners)
             if not (cause := fault or silence):
                 return
-            await self._count_learner_restart(record, cause)
+            await self._count_learner_restart(cause, behind)
         # Killed ranks, and ranks that a failed restart had started, have a heartbeat until it lapses.
         self._previous_learners = ready
         async with self._learner_restart:
@@ -156,14 +168,17 @@ class HealthMonitor:
                 await self._cluster.restart_learner(record)
             self._learner.restart(present)
 
-    async def _count_learner_restart(self, record: RunRecord, fault: str) -> None:
-        """Report that the learner is restarted, and why; once for all attempts. Raises RunFailedError at the limit."""
+    async def _count_learner_restart(self, fault: str, behind: Collection[AvoidedPlace]) -> None:
+        """Report that the learner is restarted, and why; once for all attempts. `behind`: the nodes behind the fault.
+
+        Raises RunFailedError at the limit.
+        """
         step = await committed_step(self._redis, RunKeys(self._run))
         # However often a ready learner is killed, that is no sign of a fault; a failure that it reports is one.
         forgiven = step != self._step or (self._learner_was_ready and FAILED not in fault)
         self._learner_restarts = 1 if forgiven else self._learner_restarts + 1
         self._step, self._learner_was_ready = step, False
-        await self._avoiding.blame(await self._cluster.blamed(record), forgiven=forgiven)
+        await self._avoiding.blame(behind, forgiven=forgiven)
         if self._learner_restarts > LEARNER_RESTARTS:
             raise RunFailedError(
                 f"{fault} (the learner was restarted {LEARNER_RESTARTS} times without a new rollout step)"

@@ -60,7 +60,8 @@ class RunMonitor:
             if paused:
                 context.waits.done(PROGRESS_WAIT)
             elif time.monotonic() - since > stall_s:
-                raise RunFailedError(f"no progress for {stall_s:g} s (limits.stall_timeout_s) since {now}")
+                text = f"no progress for {stall_s:g} s (limits.stall_timeout_s) since {now}"
+                raise RunFailedError(text + await self._health.background())
             await asyncio.sleep(PERIOD_S)
 
     async def _pause_or_resume(self, record: RunRecord) -> bool:

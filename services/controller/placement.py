@@ -26,6 +26,7 @@ from services.storage.errors import StoreOutageError
 from services.storage.hub.address import is_hub, is_pinned
 from services.storage.kept_files import keep_files
 from services.storage.mirror import files_place, run_mirror
+from services.streams.runs.places import avoided_places
 from services.streams.runs.queue import PLACEMENT, queued
 from services.streams.state.heartbeat import live_processes
 from services.streams.state.rewards.reward_files import read_reward_files
@@ -107,8 +108,8 @@ class Placement:
                 ends = time.monotonic() + deadline
                 context.waits.done("start")
             if time.monotonic() > ends:
-                missing = ", ".join(lacking)
-                raise RunFailedError(f"not ready within {deadline:g} s (limits.startup_timeout_s): {missing}")
+                text = f"not ready within {deadline:g} s (limits.startup_timeout_s): {', '.join(lacking)}"
+                raise RunFailedError(text + await health.background())
             await asyncio.sleep(PERIOD_S)
         context.waits.done("start")
         if (await context.current()).state is RunState.STARTING:
@@ -217,7 +218,9 @@ class Placement:
         )
         while True:
             record = await context.current()
-            record = self._fleet.set_initial(record, await live_processes(context.redis, context.run))
+            record = await self._fleet.set_initial(record, await live_processes(context.redis, context.run))
+            # A run that is resumed, or has a new controller, leaves these places again.
+            await context.cluster.avoid(context.run, await avoided_places(context.redis, context.keys))
             with context.waits.on("placing", "services to be placed", record.recipe.limits.startup_timeout_s):
                 if record.state is RunState.STARTING:
                     await context.cluster.start(record)

@@ -113,7 +113,7 @@ class Followed:
         self._fleet = FleetScaling(self._context)
         context = self._context
         self.health = HealthMonitor(self.redis, self.cluster, context.event_log, context.waits, self.record)
-        await self.cluster.start(self._fleet.set_initial(self.record, []))
+        await self.cluster.start(await self._fleet.set_initial(self.record, []))
 
     async def until(self, holds: Callable[[list[ProcessInfo]], bool], what: str) -> list[ProcessInfo]:
         """Look after the run's processes, like its controller, until they satisfy `holds`."""

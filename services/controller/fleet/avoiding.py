@@ -11,12 +11,14 @@ from services.controller.cluster import Cluster
 from services.metrics import AVOIDED_PLACES, LOST_GPUS
 from services.streams.connection.client import Redis
 from services.streams.keys import RunKeys
-from services.streams.runs.places import AvoidedPlace, avoid, avoided_places
+from services.streams.runs.places import AvoidedPlace, Location, avoid, avoided_places
 from services.streams.state.events import EventLog
 
 REASON_CHARACTERS = 300
 TRIES = 3
 """Failures of ranks in a row, without a new rollout step, after which the learner leaves the node behind them."""
+MOVES = 5
+"""So many times a place that is avoided from now on gives the run more time, because its processes start elsewhere."""
 
 
 class Avoiding:
@@ -29,14 +31,32 @@ class Avoiding:
         self._run = run
         self._keys = RunKeys(run)
         self._blamed: dict[str, int] = {}
+        self._known: set[tuple[str, Location]] | None = None
+        self._moves = 0
 
-    async def look(self) -> None:
-        """Record the places that were used up since, report new ones, and tell the cluster which are avoided now."""
+    @property
+    def places(self) -> list[AvoidedPlace]:
+        """The places that the last look found."""
+        return list(self._shown.values())
+
+    async def look(self) -> bool:
+        """Record the places that were used up since, report new ones, and tell the cluster which are avoided now.
+
+        Returns whether one is avoided that was not at earlier looks, MOVES times at most.
+        """
         for place in await self._cluster.used_up(self._run):
             await self.avoid(place)
         found = await avoided_places(self._redis, self._keys)
         await self._cluster.avoid(self._run, found)
         self._show(found)
+        return self._moved(found)
+
+    def _moved(self, found: list[AvoidedPlace]) -> bool:
+        now = {(place.service, place.place) for place in found}
+        moves = self._known is not None and not now <= self._known and self._moves < MOVES
+        self._known = now | (self._known or set())
+        self._moves += moves
+        return moves
 
     async def avoid(self, place: AvoidedPlace) -> None:
         """Avoid a place from now on, and report it with the last failure of its service."""

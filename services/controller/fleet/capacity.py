@@ -25,11 +25,33 @@ def shortage(limits: ClusterLimits, record: RunRecord, records: Iterable[RunReco
             continue  # nothing is placed for a run that this release cannot read
         before = other.state is RunState.QUEUED and rank(other) < rank(record)
         waits = before and _alone(limits, other) is None
-        holds = not other.state.ended and other.state is not RunState.QUEUED
-        if other.id != record.id and (waits or holds):
+        if other.id != record.id and (waits or _holds(other)):
             for role, processes in _requests(other).items():
                 others.setdefault(role, []).extend(processes)
     return _not_allowed(limits, record) or limits.shortage(_requests(record), others)
+
+
+def beside(
+    limits: ClusterLimits, record: RunRecord, records: Iterable[RunRecord], role: str, least: int, most: int
+) -> int:
+    """How many processes of a role the run may have beside those of runs that hold room: `least` to `most`."""
+    others = [
+        request
+        for other in records
+        if other.id != record.id and _holds(other) and not other.problem
+        for request in _requests(other).get(role, ())
+    ]
+    [request, *_] = role_requests(record.recipe, 1)[role]
+    pods = limits.of(role)
+    for number in range(most, least, -1):
+        needed = pods.pods_for([*[request] * number, *others])
+        if needed is not None and needed <= pods.all_pods:
+            return number
+    return least
+
+
+def _holds(record: RunRecord) -> bool:
+    return not record.state.ended and record.state is not RunState.QUEUED
 
 
 def _alone(limits: ClusterLimits, record: RunRecord) -> str | None:

@@ -46,6 +46,7 @@ class HandCluster:
             raise self.failing["memory"].pop(0)
 
     async def start(self, record):
+        self.avoided_at_start = list(self.avoided)
         self.request("start", record.model_path)
 
     async def scale_rollout(self, run, replicas):
@@ -69,6 +70,8 @@ class HandCluster:
         return [place for place in self.bad_places if place.place not in names]
 
     async def blamed(self, record):
+        if self.failing.get("blamed"):
+            raise self.failing["blamed"].pop(0)
         return self.behind
 
     async def learner_fault(self, run):

@@ -11,7 +11,7 @@ import pytest
 from prometheus_client import REGISTRY
 
 from services.contracts import ProcessInfo, RunState
-from services.controller.fleet.avoiding import TRIES, Avoiding
+from services.controller.fleet.avoiding import MOVES, TRIES, Avoiding
 from services.settings.cluster_limits import VARIABLE
 from services.streams.keys import RunKeys
 from services.streams.runs.node_problems import report_node
@@ -27,9 +27,9 @@ def place(service="rollout", node="n", device="GPU-a", **fields):
     return AvoidedPlace(service=service, node=node, device=device, **known | fields)
 
 
-def process(run, number, state):
+def process(run, number, state, service="rollout"):
     where = {"host": "h", "pid": number, "metrics": "h:1"}
-    return ProcessInfo(id=f"rollout-{number}", service="rollout", run=run, **where, state=state, version=0)
+    return ProcessInfo(id=f"{service}-{number}", service=service, run=run, **where, state=state, version=0)
 
 
 def value(name, **labels):
@@ -60,6 +60,65 @@ async def test_a_used_up_place_is_reported_once_with_the_last_failure(redis, run
         await looks.look()
         assert cluster.avoided == []
         assert value("penstock_avoided_places", run=run_id, service="rollout") == 0
+
+
+async def test_a_place_that_is_left_gives_the_run_more_time(redis, run_id, avoiding):
+    looks, cluster = avoiding
+    cluster.bad_places = [place(node="first")]
+    assert not await looks.look(), "the previous controller may have avoided it"
+    for number in range(MOVES):
+        cluster.bad_places.append(place(node=f"n{number}"))
+        assert [await looks.look(), await looks.look()] == [True, False]
+    cluster.bad_places.append(place(node="one more"))
+    assert not await looks.look(), "not without an end"
+
+
+async def test_a_start_that_fails_names_the_places_and_the_failure(redis, run_id, tmp_path):
+    cluster = HandCluster(run_id)
+    cluster.bad_places = [place()]
+    async with controlled(redis, run_id, tmp_path, cluster, limits={"startup_timeout_s": 2.0}) as (records, _):
+        await until(lambda: cluster.looks)
+        await EventLog(redis, RunKeys(run_id), "rollout").write("service-failed", "rollout-1 failed: no such attention")
+        reason = (await until_state(records, run_id, RunState.FAILED)).reason
+    assert reason.startswith("not ready within 2 s")
+    assert "; rollout avoids node n, device GPU-a until" in reason
+    assert reason.endswith("; the last failure: rollout-1 failed: no such attention")
+
+
+async def test_a_run_that_is_placed_again_keeps_avoiding(redis, run_id, tmp_path):
+    cluster = HandCluster(run_id)
+    await avoid(redis, RunKeys(run_id), place("learner", "a", ""))
+    async with controlled(redis, run_id, tmp_path, cluster):
+        await until(lambda: "start /prepared" in cluster.requests)
+    assert [found.node for found in cluster.avoided_at_start] == ["a"]
+
+
+async def test_nodes_that_cannot_be_found_do_not_fail_the_run(redis, run_id, tmp_path):
+    cluster = HandCluster(run_id)
+    cluster.failing["blamed"] = [RuntimeError("the control store does not answer")]
+    async with controlled(redis, run_id, tmp_path, cluster) as (records, _), AsyncExitStack() as living:
+        await living.enter_async_context(Heartbeat(redis, process(run_id, 1, "ready")))
+        await until_state(records, run_id, RunState.RUNNING)
+        cluster.broken_learner = "learner rank 0: its process died"
+        await until(lambda: "restart learner" in cluster.requests)
+        assert cluster.failing["blamed"] == []
+        assert (await records.get(run_id)).state is RunState.RUNNING
+
+
+async def test_verifiers_that_hold_are_made_up_for_too(redis, run_id, tmp_path):
+    async with controlled(redis, run_id, tmp_path) as (records, cluster), AsyncExitStack() as living:
+        await living.enter_async_context(Heartbeat(redis, process(run_id, 1, "ready")))
+        await until_state(records, run_id, RunState.RUNNING)
+        wanted = (await records.get(run_id)).recipe.verifier.replicas
+        for number in range(wanted + 1):
+            await living.enter_async_context(Heartbeat(redis, process(run_id, 2 + number, AVOIDED, "verifier")))
+        await until(lambda: f"scale verifier {2 * wanted}" in cluster.requests)
+        looks = cluster.looks
+        await until(lambda: cluster.looks > looks + 1)
+        assert not any(request.startswith("scale ") and "verifier" not in request for request in cluster.requests)
+        assert [request for request in cluster.requests if "scale verifier" in request][-1] == (
+            f"scale verifier {2 * wanted}"
+        ), "a node has room for many replicas that only hold"
 
 
 async def test_a_lost_device_is_shown_while_it_is_avoided(redis, run_id):

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from services.contracts import RunState
-from services.controller.fleet.capacity import shortage
+from services.controller.fleet.capacity import beside, shortage
 from services.settings import (
     ClusterLimits,
     ClusterLimitsError,
@@ -43,6 +43,19 @@ def record(name, state=RunState.QUEUED, at=1.0, replicas=1, ranks=1):
         recipe_document("/model", rollout=ROLLOUT, learner={"cpus": 4.0, "gpus": 1.0, "ranks": ranks})
     )
     return RunRecord(name, recipe.model_dump_json().encode(), state, replicas, False, at, (), None, None, None)
+
+
+def test_replicas_for_held_places_leave_other_runs_their_room():
+    def most(*others, role="rollout"):
+        return beside(limits(), record("r", RunState.RUNNING), others, role, 1, 9)
+
+    assert most() == 6
+    assert most(record("r", RunState.RUNNING, replicas=5)) == 6, "it is this run"
+    assert most(record("o", RunState.RUNNING, replicas=4)) == 2
+    assert most(record("o", RunState.PAUSED, replicas=6)) == 1, "what was requested stays"
+    assert most(record("o", replicas=4), record("p", RunState.FAILED, replicas=4)) == 6, "they hold nothing"
+    verifier = record("r").recipe.verifier
+    assert most(role="verifier") == min(9, int(2 / verifier.cpus + 1e-6))
 
 
 @pytest.mark.parametrize(
