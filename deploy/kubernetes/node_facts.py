@@ -51,6 +51,9 @@ def label_variables() -> dict[str, str]:
     except DevicesUnreadableError as error:
         log.warning("the UUIDs of the GPUs cannot be read: %s", error)
         uuids = []
+    if len(uuids) != requested_gpus():
+        log.warning("the GPUs are named by number: NVML sees %d, the pod requests %d", len(uuids), requested_gpus())
+        uuids = []
     labels |= {f"{GPU_LABEL}{number}": uuid for number, uuid in enumerate(uuids)}
     return {LABELS: json.dumps(labels)} if labels else {}
 

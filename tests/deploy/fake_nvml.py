@@ -42,6 +42,7 @@ class Device:
     rows: tuple[int, int, int, int] | None = (0, 0, 0, 0)
     lost: bool = False
     registered: int = 0
+    reports: bool = True
 
 
 @dataclass
@@ -53,7 +54,10 @@ class Event:
 
 @dataclass
 class FakeDriver:
-    """A driver with its devices. `events`: those that are not read yet; `calls`: names of starts and ends."""
+    """A driver with its devices. `events`: those that are not read yet; `calls`: names of starts and ends.
+
+    `broken`: what every wait for an event raises; `waits`: how many there were.
+    """
 
     devices: list[Device]
     driver: str = "580.65.06"
@@ -61,6 +65,8 @@ class FakeDriver:
     events: list[Event] = field(default_factory=list)
     calls: list[str] = field(default_factory=list)
     initial: NVMLError | None = None
+    broken: NVMLError | None = None
+    waits: int = 0
 
     def module(self) -> ModuleType:
         """The module, as `import pynvml` would give it."""
@@ -128,9 +134,14 @@ class FakeDriver:
         self.calls.append("free")
 
     def nvmlDeviceRegisterEvents(self, device: Device, kinds: int, events: str) -> None:
+        if not device.reports:
+            raise NVMLError_NotSupported("Not Supported")
         device.registered = kinds
 
     def nvmlEventSetWait_v2(self, events: str, timeout_ms: int) -> Event:
+        self.waits += 1
+        if self.broken:
+            raise self.broken
         if self.events:
             return self.events.pop(0)
         time.sleep(min(timeout_ms / 1000, 0.01))

@@ -6,9 +6,11 @@ Must not need a GPU; a fake driver has the errors, and the real binding finds no
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import sys
+import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -101,11 +103,39 @@ def test_devices_that_count_nothing_are_watched_for_the_rest(driver: FakeDriver)
     assert fault.text == "GPU-a: Xid 79: the GPU has fallen off the bus"
 
 
+def test_events_that_cannot_be_read_do_not_spin(driver: FakeDriver, caplog: pytest.LogCaptureFixture) -> None:
+    driver.broken = NVMLError("Unknown Error")
+    watch = DeviceWatch(["0"])
+    wait_s = 0.2
+    for _ in range(3):
+        before = time.monotonic()
+        assert watch.look(wait_s) == []
+        assert time.monotonic() - before >= wait_s
+    said = [record.getMessage() for record in caplog.records if "cannot be read" in record.getMessage()]
+    assert said == ["events of devices cannot be read: Unknown Error"], "once"
+    driver.devices[0].ecc = 1
+    [fault] = watch.look(60.0)
+    assert fault.kind == "ecc", "the rest is watched"
+    looking = threading.Thread(target=watch.look, args=(60.0,))
+    looking.start()
+    watch.close()
+    looking.join(30.0)
+    assert not looking.is_alive(), "a close ends the wait"
+
+    driver.waits = 0
+    driver.devices[1].reports = False
+    silent = DeviceWatch(["1"])
+    silent.look(0.01)
+    silent.close()
+    assert driver.waits == 0, "no device reports events"
+
+
 PROBLEMS: dict[str, tuple[FakeDriver, str | None]] = {
     "a node that can": (FakeDriver([Device("GPU-a"), Device("GPU-b")]), None),
     "newer than needed": (FakeDriver([Device("GPU-a"), Device("GPU-b")], "620.1", 14010), None),
     "an old driver": (FakeDriver([Device("GPU-a")], "570.86.15", 12080), "driver 570.86.15 supports CUDA 12.8"),
-    "too few": (FakeDriver([Device("GPU-a")]), "the pod sees 1 GPUs"),
+    "slices of one GPU": (FakeDriver([Device("GPU-a")]), None),
+    "no device": (FakeDriver([]), "the pod sees no GPU"),
     "no library": (FakeDriver([], initial=NVMLError_LibraryNotFound()), "no NVIDIA driver (libnvidia-ml.so.1 is"),
     "no module": (FakeDriver([], initial=NVMLError_DriverNotLoaded()), "or its kernel module is not loaded)"),
     "anything else": (FakeDriver([], initial=NVMLError("Insufficient Permissions")), "NVML: Insufficient Permissions"),
@@ -150,6 +180,10 @@ def test_a_node_is_named_and_its_gpus_too(driver: FakeDriver, monkeypatch: pytes
         '{"penstock.dev/node": "gpu-node-7", "penstock.dev/gpu-0": "GPU-a", "penstock.dev/gpu-1": "GPU-b"}'
     )
     assert node_facts.gpu_problem() is None
+    del driver.devices[1]
+    assert json.loads(node_facts.label_variables()[node_facts.LABELS]) == {"penstock.dev/node": "gpu-node-7"}, (
+        "slices of GPUs have no names of their own"
+    )
 
 
 async def test_a_pod_without_driver_says_so_and_starts_nothing(redis: Any, redis_url: str, tmp_path: Path) -> None:

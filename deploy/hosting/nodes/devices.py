@@ -12,6 +12,7 @@ import importlib
 import logging
 import math
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -89,7 +90,10 @@ def gpu_uuids() -> list[str]:
 
 
 def driver_problem(gpus: int) -> str | None:
-    """Why `gpus` GPUs cannot be used here, in one line: no driver, an old one, or too few devices; else None."""
+    """Why `gpus` GPUs cannot be used here, in one line: no driver, an old one, or no device; else None.
+
+    Fewer devices are no fault: slices of one GPU (MIG, time-slicing) count as that GPU.
+    """
     expected = f"expected NVIDIA driver {DRIVER} or newer (CUDA {CUDA}) and {gpus} GPUs"
     try:
         with _library() as nvml:
@@ -102,8 +106,10 @@ def driver_problem(gpus: int) -> str | None:
             f"this node cannot run GPU processes: driver {driver} supports CUDA "
             f"{cuda // 1000}.{cuda % 1000 // 10}: {expected}"
         )
+    if not found:
+        return f"this node cannot run GPU processes: the pod sees no GPU: {expected}"
     if found < gpus:
-        return f"this node cannot run GPU processes: the pod sees {found} GPUs: {expected}"
+        log.warning("NVML sees %d GPUs, the pod requests %d: they may be slices of GPUs", found, gpus)
     return None
 
 
@@ -114,6 +120,8 @@ class DeviceWatch:
         """`devices`: their numbers or UUIDs, as in CUDA_VISIBLE_DEVICES. Raises DevicesUnreadableError."""
         self._closing = contextlib.ExitStack()
         self._lock = threading.Lock()
+        self._closed = threading.Event()
+        self._said: set[str] = set()
         with contextlib.ExitStack() as opening:
             nvml = self._nvml = opening.enter_context(_library())
             try:
@@ -122,7 +130,7 @@ class DeviceWatch:
                 self._pending = dict.fromkeys(self._handles, False)
                 self._events = nvml.nvmlEventSetCreate()
                 opening.callback(self._free)
-                self._watched = [uuid for uuid in self._handles if self._register(uuid)]
+                self._watched = [uuid for uuid in self._handles if self._register(uuid)]  # those that report Xids
             except (nvml.NVMLError, ValueError) as error:
                 raise DevicesUnreadableError(f"NVML: {error}") from None
             self._closing = opening.pop_all()
@@ -167,9 +175,12 @@ class DeviceWatch:
         return found
 
     def look(self, wait_s: float) -> list[DeviceFault]:
-        """The errors since the last call; waits up to `wait_s` seconds for one."""
+        """The errors since the last call; waits `wait_s` seconds if there is none, less once the watch is closed."""
         with self._lock:
-            return self._errors(wait_s)
+            ends = time.monotonic() + wait_s
+            if not (found := self._errors(wait_s)):
+                self._closed.wait(max(0.0, ends - time.monotonic()))
+            return found
 
     def _errors(self, wait_s: float) -> list[DeviceFault]:
         found = self._xids(wait_s)
@@ -179,11 +190,18 @@ class DeviceWatch:
             except self._nvml.NVMLError_GpuIsLost:
                 found.append(DeviceFault(uuid, "xid", f"{uuid}: Xid {LOST}: {FATAL_XIDS[LOST]}", True))
             except self._nvml.NVMLError as error:
-                log.warning("device %s cannot be read: %s", uuid, error)
+                self._warn(f"device {uuid} cannot be read: {error}")
         return found
+
+    def _warn(self, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            log.warning("%s", text)
 
     def _xids(self, wait_s: float) -> list[DeviceFault]:
         nvml = self._nvml
+        if not self._watched:
+            return []
         try:
             event = nvml.nvmlEventSetWait_v2(self._events, math.ceil(wait_s * 1000))
         except nvml.NVMLError_Timeout:
@@ -191,7 +209,7 @@ class DeviceWatch:
         except nvml.NVMLError_GpuIsLost:
             return []  # reading each device tells which
         except nvml.NVMLError as error:
-            log.warning("events of devices cannot be read: %s", error)
+            self._warn(f"events of devices cannot be read: {error}")
             return []
         if event.eventType != nvml.nvmlEventTypeXidCriticalError:
             return []
@@ -231,5 +249,6 @@ class DeviceWatch:
 
     def close(self) -> None:
         """Stop watching."""
+        self._closed.set()
         with self._lock:
             self._closing.close()
