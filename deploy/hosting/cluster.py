@@ -33,6 +33,7 @@ from deploy.hosting.roles import (
     learner_placement,
     rank_name,
     release_placement,
+    reserved_nodes,
     start_tracker,
     tracker_name,
 )
@@ -62,7 +63,7 @@ class PlacementError(RuntimeError):
 class _Placed:
     """What this process has placed for one run. `lost`: faults of the learner that its ranks do not report.
 
-    `failed`: what its ranks reported last, by actor.
+    `failed`: what its ranks reported last, by actor. `anywhere`: its ranks found no room apart from avoided nodes.
     """
 
     rollout: Fleet
@@ -71,6 +72,7 @@ class _Placed:
     ranks: list[Rank] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
+    anywhere: bool = False
 
     @property
     def fleets(self) -> tuple[Fleet, Fleet]:
@@ -174,14 +176,12 @@ class RayCluster:
             # A new rank cannot join the others midway: the whole learner has to be restarted.
             placed.lost = [f"{name} died while no gateway was running" for name in sorted(names - found)]
             return
-        selector = await asyncio.to_thread(
-            learner_nodes.selector, wanted.ranks, _rank_needs(record), self._avoided.get(run, ())
-        )
-        group = learner_placement(run, wanted.ranks, wanted.cpus, wanted.gpus, selector)
-        placed.ranks = [
-            Rank(run, rank, group, wanted.threads, wanted.cpus, wanted.gpus) for rank in range(wanted.ranks)
-        ]
         deadline = ADOPT_S if adopting else record.recipe.limits.startup_timeout_s
+        if not adopting and not placed.anywhere:
+            if await self._start_apart(record, placed, deadline / 2):
+                return
+            deadline = deadline / 2 if placed.anywhere else deadline
+        placed.ranks = _ranks(record, None)
         try:
             await self._start_ranks(run, placed.ranks, deadline)
         except RoleError as error:
@@ -195,6 +195,30 @@ class RayCluster:
             placed.lost = [f"the learner did not answer the new gateway within {deadline:g} s"]
         else:
             placed.lost = []
+
+    async def _start_apart(self, record: RunRecord, placed: _Placed, deadline_s: float) -> bool:
+        """Start the ranks apart from the nodes that the run avoids, if there are some; whether they have started.
+
+        The room elsewhere may be another run's, or a pod's that never comes: `anywhere` is then set, and nothing left.
+        """
+        run, places = record.id, self._avoided.get(record.id, ())
+        ranks, needs = record.recipe.learner.ranks, _rank_needs(record)
+        selector = await asyncio.to_thread(learner_nodes.selector, ranks, needs, places)
+        if not selector:
+            return False
+        placed.ranks = _ranks(record, selector)
+        try:
+            await self._start_ranks(run, placed.ranks, deadline_s)
+        except RoleError as error:
+            placed.lost = [str(error)]
+        except TimeoutError:
+            log.warning("run %s: no room for its learner apart from avoided nodes in %g s", run, deadline_s)
+            placed.ranks, placed.anywhere = [], True
+            await self._end_ranks(run)
+            return False
+        else:
+            placed.lost = []
+        return True
 
     async def _start_ranks(self, run: str, ranks: list[Rank], deadline_s: float) -> None:
         """Start each rank's service, unless it runs. Raises TimeoutError, RoleError."""
@@ -214,18 +238,22 @@ class RayCluster:
         """
         placed = self._placed[record.id]
         placed.ranks, placed.failed, placed.lost = [], {}, [RESTART_UNFINISHED]
-        prefix = rank_name(record.id)
+        await self._end_ranks(record.id)
+        await asyncio.to_thread(learner_nodes.leave, self._avoided.get(record.id, ()))
+        await self._start_learner(record, placed)
+
+    async def _end_ranks(self, run: str) -> None:
+        """End all ranks at once, and release their room. Raises TimeoutError."""
+        prefix = rank_name(run)
         for name in await asyncio.to_thread(named_actors, prefix):
             if actor := named_actor(name):
                 RoleHandle(name, actor).kill()
-        release_placement(record.id)
+        release_placement(run)
         ends = time.monotonic() + KILLED_S
         while left := await asyncio.to_thread(named_actors, prefix):
             if time.monotonic() > ends:
                 raise TimeoutError(f"killed {KILLED_S:g} s ago and still alive: {', '.join(left)}")
             await asyncio.sleep(POLL_S)
-        await asyncio.to_thread(learner_nodes.leave, self._avoided.get(record.id, ()))
-        await self._start_learner(record, placed)
 
     async def restart_sampler(self, run: str) -> None:
         """Kill the sampler's process, whatever it is doing; Ray restarts it. Raises RayError."""
@@ -277,7 +305,8 @@ class RayCluster:
         if placed is None or not placed.failed:
             return []
         ranks, needs = record.recipe.learner.ranks, _rank_needs(record)
-        return await asyncio.to_thread(learner_nodes.blamed, placed.failed, DIED, self._locations, ranks, needs)
+        own = await asyncio.to_thread(reserved_nodes, record.id)
+        return await asyncio.to_thread(learner_nodes.blamed, placed.failed, DIED, self._locations, ranks, needs, own)
 
     async def learner_fault(self, run: str) -> str | None:
         """Why the learner has to be restarted: a rank failed, died, or was lost; else None."""
@@ -349,6 +378,12 @@ async def _await_gone(fleet: Fleet, ends: float) -> None:
             log.warning("the %s fleet is still draining at its deadline", fleet.name)
             return
         await asyncio.sleep(POLL_S)
+
+
+def _ranks(record: RunRecord, selector: dict[str, str] | None) -> list[Rank]:
+    run, wanted = record.id, record.recipe.learner
+    group = learner_placement(run, wanted.ranks, wanted.cpus, wanted.gpus, selector)
+    return [Rank(run, rank, group, wanted.threads, wanted.cpus, wanted.gpus) for rank in range(wanted.ranks)]
 
 
 def _rank_needs(record: RunRecord) -> dict[str, float]:

@@ -247,6 +247,7 @@ class Fleet:
         if self._deaths.suspicious and self._deaths.hopeless(self._rooms()):
             where = "; ".join(f"{count} at {place}" for place, count in sorted(self._deaths.at.items()) if count)
             died = f"{early} replicas in a row died before they were ready" + (f" ({where})" if where else "")
+            died = died if early else "none of its replicas has a place that is not avoided"
             avoids = "".join(f"; {place} is avoided" for place in sorted(avoided))
             return f"{self.name} fleet: {died}{avoids}; {self._message}"
         return None

@@ -216,6 +216,15 @@ def learner_placement(
         )
 
 
+def reserved_nodes(run: str) -> list[str]:
+    """The id of the Ray node of each of the learner's bundles; none while they are not placed. Blocks."""
+    try:
+        group = ray.util.get_placement_group(f"{run}/learner")
+    except ValueError:
+        return []
+    return list(filter(None, ray.util.placement_group_table(group).get("bundles_to_node_id", {}).values()))
+
+
 def release_placement(run: str) -> None:
     """Release the learner's bundles and end the processes in them; no effect when there are none."""
     try:

@@ -20,9 +20,10 @@ from typing import Any
 import pytest
 
 from deploy.hosting.nodes import devices
-from deploy.hosting.nodes.devices import DevicesUnreadableError, DeviceWatch, driver_problem, gpu_uuids
+from deploy.hosting.nodes.devices import FATAL_XIDS, DevicesUnreadableError, DeviceWatch, driver_problem, gpu_uuids
 from deploy.hosting.pod_registry import VARIABLE
 from deploy.kubernetes import node_facts
+from services.streams.keys import NODE_PROBLEMS
 from services.streams.runs.node_problems import SHOWN_S, node_problems, report_node
 from tests.deploy.fake_nvml import (
     Device,
@@ -35,6 +36,7 @@ from tests.deploy.fake_nvml import (
 from tests.harness.each import each
 from tests.harness.free_ports import free_port
 
+OPERATIONS = Path(__file__).parents[2] / "docs/operations"
 EXPECTED = "expected NVIDIA driver R580 or newer (CUDA 13) and 2 GPUs"
 
 
@@ -130,6 +132,14 @@ def test_events_that_cannot_be_read_do_not_spin(driver: FakeDriver, caplog: pyte
     assert driver.waits == 0, "no device reports events"
 
 
+def test_documents_name_the_errors_after_which_a_gpu_must_go() -> None:
+    first, last = list(FATAL_XIDS)[:-1], list(FATAL_XIDS)[-1]
+    listed = f"Xids {', '.join(map(str, first))} and {last}"
+    for name in ("recovery.md", "runbooks/kubernetes/GpuXid.md"):
+        text = " ".join((OPERATIONS / name).read_text().split())
+        assert listed in text, name
+
+
 PROBLEMS: dict[str, tuple[FakeDriver, str | None]] = {
     "a node that can": (FakeDriver([Device("GPU-a"), Device("GPU-b")]), None),
     "newer than needed": (FakeDriver([Device("GPU-a"), Device("GPU-b")], "620.1", 14010), None),
@@ -221,6 +231,8 @@ async def test_problems_of_nodes_are_shown_for_a_while(
     now = time.time()
     monkeypatch.setattr("time.time", lambda: now + SHOWN_S + 1)
     assert await node_problems(redis, ["learner"]) == []
+    assert await redis.hexists(NODE_PROBLEMS, "learner n"), "a read deletes nothing"
+    assert 0 < await redis.ttl(NODE_PROBLEMS) <= SHOWN_S
 
 
 async def test_without_redis_the_problem_is_only_in_the_log(

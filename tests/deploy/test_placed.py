@@ -150,7 +150,8 @@ async def test_places_of_other_services_and_devices_are_used(
     assert [place.place for place in await avoided_places(redis, hosted.keys)] == [
         Location(HERE.node, "GPU-b"),
         HERE,
-    ], "the one whose time is over is gone"
+    ], "the time of one of them is over, of the same place for another service it is not"
+    assert len(await redis.hkeys(hosted.keys.places)) == 3, "a read deletes nothing"
 
 
 async def test_without_a_driver_nothing_is_watched_and_all_works(

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from collections import Counter
+from collections.abc import Collection, Mapping
 
 import ray
 
 from deploy.hosting.environment import NODE_LABEL
 from deploy.hosting.nodes.places import Locations, may_grow, node_name, role_nodes
 from deploy.hosting.nodes.ray_node import Node, drain
+from deploy.hosting.ray_internals import available_resources
 from services.streams.runs.places import AVOIDED_S, AvoidedPlace
 
 log = logging.getLogger(__name__)
@@ -27,20 +28,30 @@ DRAINED_S = 60.0
 REASON = "ranks failed"
 
 
-def room_elsewhere(ranks: int, needs: Mapping[str, float], avoided: Collection[str]) -> bool:
-    """Whether all ranks have room on nodes whose names are not `avoided`. `needs`: of one rank, by Ray's resource."""
+def room_elsewhere(
+    ranks: int, needs: Mapping[str, float], avoided: Collection[str], own: Collection[str] | None = None
+) -> bool:
+    """Whether all ranks have room on nodes whose names are not `avoided`. `needs`: of one rank, by Ray's resource.
+
+    `own`: the ids of the nodes that have room for these ranks reserved, one for each rank: then only what others leave
+    counts; without it all that the nodes have.
+    """
     nodes = role_nodes(ROLE)
     others = [node for node in nodes if node_name(node) not in avoided]
-    return may_grow(ROLE, len(nodes)) or held(others, needs) >= ranks
+    if may_grow(ROLE, len(nodes)):
+        return True
+    if own is None:
+        return sum(held(node["Resources"], needs) for node in others) >= ranks
+    free, reserved = available_resources(), Counter(own)
+    left = (held(free.get(node["NodeID"], {}), needs, reserved[node["NodeID"]]) for node in others)
+    return sum(left) >= ranks
 
 
-def held(nodes: Sequence[Mapping[str, Any]], needs: Mapping[str, float]) -> int:
-    """How many ranks the nodes hold, if nothing else runs there."""
+def held(resources: Mapping[str, float], needs: Mapping[str, float], reserved: int = 0) -> int:
+    """How many ranks a node holds with these resources, and those of so many ranks that are `reserved` there."""
     wanted = {kind: amount for kind, amount in needs.items() if amount}
-    return sum(
-        min((int(node["Resources"].get(kind, 0.0) / amount + TINY) for kind, amount in wanted.items()), default=1)
-        for node in nodes
-    )
+    fitting = (int(resources.get(kind, 0.0) / amount + reserved + TINY) for kind, amount in wanted.items())
+    return min(fitting, default=1)
 
 
 def replaceable(ray_node: str) -> bool:
@@ -72,10 +83,16 @@ def leave(avoided: Collection[AvoidedPlace]) -> None:
 
 
 def blamed(
-    faults: Mapping[str, str], died: str, locations: Locations, ranks: int, needs: Mapping[str, float]
+    faults: Mapping[str, str],
+    died: str,
+    locations: Locations,
+    ranks: int,
+    needs: Mapping[str, float],
+    own: Collection[str],
 ) -> list[AvoidedPlace]:
     """The nodes that are behind these faults, by the rank's actor, if the ranks can leave them; else none.
 
+    `own`: see `room_elsewhere`.
     Ranks whose process died (`died` is part of the fault) cause the errors of the others. If all died, no node is.
     """
     dead = [actor for actor, fault in faults.items() if died in fault] or list(faults)
@@ -85,5 +102,5 @@ def blamed(
     return [
         AvoidedPlace(service=ROLE, node=node, count=1, reason=REASON, until=time.time() + AVOIDED_S, ray_node=ray_node)
         for node, (_, ray_node) in found.items()
-        if room_elsewhere(ranks, needs, {node}) or replaceable(ray_node)
+        if room_elsewhere(ranks, needs, {node}, own) or replaceable(ray_node)
     ]

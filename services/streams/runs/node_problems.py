@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Collection
 
@@ -44,6 +45,7 @@ async def report_node(url: str, role: str, node: str, text: str) -> None:
             redis = await connect(url, REPORT_S)
             try:
                 await redis.hset(NODE_PROBLEMS, f"{role} {node}", problem.model_dump_json())
+                await redis.expire(NODE_PROBLEMS, math.ceil(SHOWN_S))  # of all: the last report is the newest
             finally:
                 await redis.aclose()
     except (RedisError, RedisUnavailableError, TimeoutError, OSError) as error:
@@ -51,7 +53,7 @@ async def report_node(url: str, role: str, node: str, text: str) -> None:
 
 
 async def node_problems(redis: Redis, roles: Collection[str]) -> list[NodeProblem]:
-    """What pods of these roles reported within SHOWN_S, by role and node; older reports are deleted."""
+    """What pods of these roles reported within SHOWN_S, by role and node. Nothing is deleted here: Redis does."""
     found: list[NodeProblem] = []
     for field, value in sorted((await redis.hgetall(NODE_PROBLEMS)).items()):
         try:
@@ -59,8 +61,6 @@ async def node_problems(redis: Redis, roles: Collection[str]) -> list[NodeProble
         except ValidationError as error:
             log.warning("node problem %r cannot be parsed and is left out: %s", field, error.errors()[0]["msg"])
             continue
-        if time.time() - problem.at > SHOWN_S:
-            await redis.hdel(NODE_PROBLEMS, field)
-        elif problem.role in roles:
+        if time.time() - problem.at <= SHOWN_S and problem.role in roles:
             found.append(problem)
     return found

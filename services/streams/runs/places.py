@@ -77,7 +77,10 @@ async def avoid(redis: Redis, keys: RunKeys, place: AvoidedPlace) -> bool:
 
 
 async def avoided_places(redis: Redis, keys: RunKeys) -> list[AvoidedPlace]:
-    """The places that are avoided now; those whose time is over are deleted."""
+    """The places that are avoided now. One whose time is over stays in Redis until its run ends, or it is renewed.
+
+    Nothing is deleted here: a process may renew a place between the read and the deletion.
+    """
     found: list[AvoidedPlace] = []
     for field, value in sorted((await redis.hgetall(keys.places)).items()):
         try:
@@ -87,7 +90,4 @@ async def avoided_places(redis: Redis, keys: RunKeys) -> list[AvoidedPlace]:
             continue
         if place.until > time.time():
             found.append(place)
-        else:
-            log.info("%s is tried again", place.place)
-            await redis.hdel(keys.places, field)
     return found
