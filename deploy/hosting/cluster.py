@@ -10,7 +10,6 @@ import logging
 import time
 from collections.abc import Collection, Coroutine
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -20,7 +19,6 @@ from deploy.hosting import factories
 from deploy.hosting.actors import named_actor, named_actors
 from deploy.hosting.fleet import Fleet
 from deploy.hosting.nodes import ranks as learner_nodes
-from deploy.hosting.nodes.placed import placed as minding_its_place
 from deploy.hosting.nodes.places import Locations
 from deploy.hosting.nodes.preparing import check_fit, on_a_node, prepare
 from deploy.hosting.roles import (
@@ -30,10 +28,13 @@ from deploy.hosting.roles import (
     RoleError,
     RoleHandle,
     Sampler,
-    learner_placement,
+    end_ranks,
     rank_name,
+    rank_needs,
+    ranks_of,
     release_placement,
     reserved_nodes,
+    start_ranks,
     start_tracker,
     tracker_name,
 )
@@ -51,7 +52,6 @@ log = logging.getLogger(__name__)
 POLL_S = 0.2
 ADOPT_S = 20.0
 """How long ranks that a previous gateway started may take to answer the new one."""
-KILLED_S = 20.0
 RESTART_UNFINISHED = "the learner: its ranks were ended, and not all of them have been restarted"
 
 
@@ -181,9 +181,9 @@ class RayCluster:
             if await self._start_apart(record, placed, deadline / 2):
                 return
             deadline = deadline / 2 if placed.anywhere else deadline
-        placed.ranks = _ranks(record, None)
+        placed.ranks = ranks_of(record, None)
         try:
-            await self._start_ranks(run, placed.ranks, deadline)
+            await start_ranks(run, placed.ranks, self._redis_url, deadline)
         except RoleError as error:
             placed.lost = [str(error)]
         except TimeoutError:
@@ -202,33 +202,23 @@ class RayCluster:
         The room elsewhere may be another run's, or a pod's that never comes: `anywhere` is then set, and nothing left.
         """
         run, places = record.id, self._avoided.get(record.id, ())
-        ranks, needs = record.recipe.learner.ranks, _rank_needs(record)
+        ranks, needs = record.recipe.learner.ranks, rank_needs(record)
         selector = await asyncio.to_thread(learner_nodes.selector, ranks, needs, places)
         if not selector:
             return False
-        placed.ranks = _ranks(record, selector)
+        placed.ranks = ranks_of(record, selector)
         try:
-            await self._start_ranks(run, placed.ranks, deadline_s)
+            await start_ranks(run, placed.ranks, self._redis_url, deadline_s)
         except RoleError as error:
             placed.lost = [str(error)]
         except TimeoutError:
             log.warning("run %s: no room for its learner apart from avoided nodes in %g s", run, deadline_s)
             placed.ranks, placed.anywhere = [], True
-            await self._end_ranks(run)
+            await end_ranks(run)
             return False
         else:
             placed.lost = []
         return True
-
-    async def _start_ranks(self, run: str, ranks: list[Rank], deadline_s: float) -> None:
-        """Start each rank's service, unless it runs. Raises TimeoutError, RoleError."""
-        host, port = await ranks[0].address(deadline_s)
-        starts = []
-        for number, rank in enumerate(ranks):
-            make = partial(factories.learner, number, len(ranks), host, port)
-            factory = partial(minding_its_place, make, holds=False)
-            starts.append(rank.start(factory, run, self._redis_url, deadline_s))
-        await asyncio.gather(*starts)
 
     async def restart_learner(self, record: RunRecord) -> None:
         """End all ranks at once, whatever they are doing, and start them again.
@@ -238,22 +228,9 @@ class RayCluster:
         """
         placed = self._placed[record.id]
         placed.ranks, placed.failed, placed.lost = [], {}, [RESTART_UNFINISHED]
-        await self._end_ranks(record.id)
+        await end_ranks(record.id)
         await asyncio.to_thread(learner_nodes.leave, self._avoided.get(record.id, ()))
         await self._start_learner(record, placed)
-
-    async def _end_ranks(self, run: str) -> None:
-        """End all ranks at once, and release their room. Raises TimeoutError."""
-        prefix = rank_name(run)
-        for name in await asyncio.to_thread(named_actors, prefix):
-            if actor := named_actor(name):
-                RoleHandle(name, actor).kill()
-        release_placement(run)
-        ends = time.monotonic() + KILLED_S
-        while left := await asyncio.to_thread(named_actors, prefix):
-            if time.monotonic() > ends:
-                raise TimeoutError(f"killed {KILLED_S:g} s ago and still alive: {', '.join(left)}")
-            await asyncio.sleep(POLL_S)
 
     async def restart_sampler(self, run: str) -> None:
         """Kill the sampler's process, whatever it is doing; Ray restarts it. Raises RayError."""
@@ -304,7 +281,7 @@ class RayCluster:
         placed = self._placed.get(record.id)
         if placed is None or not placed.failed:
             return []
-        ranks, needs = record.recipe.learner.ranks, _rank_needs(record)
+        ranks, needs = record.recipe.learner.ranks, rank_needs(record)
         own = await asyncio.to_thread(reserved_nodes, record.id)
         return await asyncio.to_thread(learner_nodes.blamed, placed.failed, DIED, self._locations, ranks, needs, own)
 
@@ -378,16 +355,6 @@ async def _await_gone(fleet: Fleet, ends: float) -> None:
             log.warning("the %s fleet is still draining at its deadline", fleet.name)
             return
         await asyncio.sleep(POLL_S)
-
-
-def _ranks(record: RunRecord, selector: dict[str, str] | None) -> list[Rank]:
-    run, wanted = record.id, record.recipe.learner
-    group = learner_placement(run, wanted.ranks, wanted.cpus, wanted.gpus, selector)
-    return [Rank(run, rank, group, wanted.threads, wanted.cpus, wanted.gpus) for rank in range(wanted.ranks)]
-
-
-def _rank_needs(record: RunRecord) -> dict[str, float]:
-    return {"CPU": record.recipe.learner.cpus, "GPU": record.recipe.learner.gpus}
 
 
 def _needs(record: RunRecord) -> dict[str, float]:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import Any
 
 import ray
@@ -15,17 +17,22 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutErro
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from deploy.hosting.actors import Restarts, actor_state
+from deploy.hosting import factories
+from deploy.hosting.actors import Restarts, actor_state, named_actor, named_actors
 from deploy.hosting.environment import NAMESPACE, place, service_environment
 from deploy.hosting.hosted_service import HostedService, free_address
 from deploy.hosting.nodes.deaths import EARLY_DEATHS
+from deploy.hosting.nodes.placed import placed
 from deploy.hosting.ray_internals import actor_id
 from services.contracts import HostPid
 from services.process import Service
+from services.streams.state.run_record import RunRecord
 
 log = logging.getLogger(__name__)
 
 UNLIMITED = -1
+POLL_S = 0.2
+KILLED_S = 20.0
 PROBE_S = 5.0
 DIED = "its process died"
 TRACKER_RESTARTS = 100
@@ -231,3 +238,39 @@ def release_placement(run: str) -> None:
         remove_placement_group(ray.util.get_placement_group(f"{run}/learner"))
     except ValueError:
         log.debug("run %s has no placement group", run)
+
+
+def rank_needs(record: RunRecord) -> dict[str, float]:
+    """What one rank takes, by Ray's resource."""
+    return {"CPU": record.recipe.learner.cpus, "GPU": record.recipe.learner.gpus}
+
+
+def ranks_of(record: RunRecord, selector: dict[str, str] | None) -> list[Rank]:
+    """The ranks of a run, created or found. `selector`: labels that their nodes must have."""
+    run, wanted = record.id, record.recipe.learner
+    group = learner_placement(run, wanted.ranks, wanted.cpus, wanted.gpus, selector)
+    return [Rank(run, rank, group, wanted.threads, wanted.cpus, wanted.gpus) for rank in range(wanted.ranks)]
+
+
+async def start_ranks(run: str, ranks: list[Rank], redis_url: str, deadline_s: float) -> None:
+    """Start each rank's service, unless it runs. Raises TimeoutError, RoleError."""
+    host, port = await ranks[0].address(deadline_s)
+    starts = []
+    for number, rank in enumerate(ranks):
+        make = partial(factories.learner, number, len(ranks), host, port)
+        starts.append(rank.start(partial(placed, make, holds=False), run, redis_url, deadline_s))
+    await asyncio.gather(*starts)
+
+
+async def end_ranks(run: str) -> None:
+    """End all ranks at once, and release their room. Raises TimeoutError."""
+    prefix = rank_name(run)
+    for name in await asyncio.to_thread(named_actors, prefix):
+        if actor := named_actor(name):
+            RoleHandle(name, actor).kill()
+    release_placement(run)
+    ends = time.monotonic() + KILLED_S
+    while left := await asyncio.to_thread(named_actors, prefix):
+        if time.monotonic() > ends:
+            raise TimeoutError(f"killed {KILLED_S:g} s ago and still alive: {', '.join(left)}")
+        await asyncio.sleep(POLL_S)

@@ -193,6 +193,27 @@ async def test_a_recipe_that_fails_everywhere_ends_the_run(
         await run.until(lambda found: False, "the failure")
 
 
+async def test_ranks_return_to_an_avoided_node_if_others_use_the_rest(
+    cluster: Any, redis: Any, run_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import ray
+
+    from deploy.hosting import factories
+
+    monkeypatch.setattr(factories, "rollout", partial(echo, "rollout"))
+    monkeypatch.setattr(factories, "learner", lambda rank, world, host, port: echo("learner"))
+    sections = {"rollout": {"cpus": 0.1}, "verifier": {"cpus": 0.1}, "learner": {"cpus": 0.1, "gpus": 1.0}}
+    run = Followed(redis, cluster, run_id, tmp_path, limits={"startup_timeout_s": 30.0}, **sections)
+    other = ray.remote(EchoService).options(num_cpus=0, num_gpus=1, resources=place("learner"), label_selector=ON_D)
+    holder = other.remote("holder")
+    await asyncio.wrap_future(holder.__ray_ready__.remote().future())
+    until = time.time() + AVOIDED_S
+    await cluster.avoid(run_id, [AvoidedPlace(service="learner", node="c", count=3, reason="failed", until=until)])
+    await run.start()
+    assert learner_node(run_id) == "c"
+    ray.kill(holder)
+
+
 async def test_ranks_leave_a_node_that_keeps_failing(
     cluster: Any, redis: Any, run_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -218,27 +239,6 @@ async def test_ranks_leave_a_node_that_keeps_failing(
     assert "learner avoids node c until" in event
     assert "(3 failed there: ranks failed" in event
     assert len(await run.events("learner-restarted")) == 3
-
-
-async def test_ranks_return_to_an_avoided_node_if_others_use_the_rest(
-    cluster: Any, redis: Any, run_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import ray
-
-    from deploy.hosting import factories
-
-    monkeypatch.setattr(factories, "rollout", partial(echo, "rollout"))
-    monkeypatch.setattr(factories, "learner", lambda rank, world, host, port: echo("learner"))
-    sections = {"rollout": {"cpus": 0.1}, "verifier": {"cpus": 0.1}, "learner": {"cpus": 0.1, "gpus": 1.0}}
-    run = Followed(redis, cluster, run_id, tmp_path, limits={"startup_timeout_s": 30.0}, **sections)
-    other = ray.remote(EchoService).options(num_cpus=0, num_gpus=1, resources=place("learner"), label_selector=ON_D)
-    holder = other.remote("holder")
-    await asyncio.wrap_future(holder.__ray_ready__.remote().future())
-    until = time.time() + AVOIDED_S
-    await cluster.avoid(run_id, [AvoidedPlace(service="learner", node="c", count=3, reason="failed", until=until)])
-    await run.start()
-    assert learner_node(run_id) == "c"
-    ray.kill(holder)
 
 
 ON_D = {"penstock.dev/node": "d"}

@@ -263,6 +263,7 @@ async def test_an_interrupted_learner_restart_can_be_repeated(
     from ray.exceptions import GetTimeoutError
 
     from deploy.hosting import cluster as hosting
+    from deploy.hosting import roles
 
     record = await submitted(redis, run_id, ranks=2)
     await cluster.start(record)
@@ -282,12 +283,12 @@ async def test_an_interrupted_learner_restart_can_be_repeated(
         ("Rank", 2),
     ):
         with monkeypatch.context() as patched:
-            patched.setattr(hosting, name, failing_at(call, getattr(hosting, name)))
+            patched.setattr(roles, name, failing_at(call, getattr(roles, name)))
             await is_interrupted(GetTimeoutError)
     await until_gone(list(before), 60.0)
     with monkeypatch.context() as patched:
-        patched.setattr(hosting, "KILLED_S", -1.0)
-        patched.setattr(hosting, "named_actors", lambda prefix: [f"{prefix}0"])
+        patched.setattr(roles, "KILLED_S", -1.0)
+        patched.setattr(roles, "named_actors", lambda prefix: [f"{prefix}0"])
         await is_interrupted(TimeoutError)
     # The ranks cannot be placed; the next call replaces those that still wait for a placement.
     await is_interrupted(hosting.PlacementError, with_large_learner(record))

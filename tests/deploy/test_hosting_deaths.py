@@ -212,7 +212,7 @@ def test_a_place_where_a_replica_works_is_not_avoided() -> None:
     assert not deaths.hopeless(rooms)
 
 
-def test_a_failure_after_the_engine_started_is_no_fault_of_the_place() -> None:
+def test_a_death_of_a_working_engine_is_no_fault_of_its_place() -> None:
     rooms = Rooms({"n": frozenset({"0"}), "m": frozenset({"0"})})
     for last, expected in ((1, []), (PLACE_TRIES, [Location("n", "0")])):
         deaths = EarlyDeaths()
