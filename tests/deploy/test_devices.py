@@ -118,11 +118,16 @@ def test_events_that_cannot_be_read_do_not_spin(driver: FakeDriver, caplog: pyte
     driver.devices[0].ecc = 1
     [fault] = watch.look(60.0)
     assert fault.kind == "ecc", "the rest is watched"
-    looking = threading.Thread(target=watch.look, args=(60.0,))
-    looking.start()
-    watch.close()
-    looking.join(30.0)
-    assert not looking.is_alive(), "a close ends the wait"
+    before = driver.waits
+    threading.Thread(target=watch.look, args=(3600.0,), daemon=True).start()
+    ends = time.monotonic() + 20
+    while driver.waits == before:
+        assert time.monotonic() < ends
+        time.sleep(0.01)
+    closing = threading.Thread(target=watch.close, daemon=True)
+    closing.start()
+    closing.join(20.0)
+    assert not closing.is_alive(), "a close ends the wait"
 
     driver.waits = 0
     driver.devices[1].reports = False

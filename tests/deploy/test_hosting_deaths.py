@@ -207,14 +207,14 @@ def test_a_place_where_a_replica_works_is_not_avoided() -> None:
     rooms = Rooms({"n": frozenset({""}), "m": frozenset({""})})
     deaths = EarlyDeaths()
     deaths.observe(replicas(a1="n/"), [("a", 1)])
-    die(deaths, "n/", MOST_DEATHS, a1="n/")
+    die(deaths, "n/", MOST_DEATHS + 1, a1="n/")
     assert deaths.used_up(rooms) == []
     assert not deaths.hopeless(rooms)
 
 
 def test_a_death_of_a_working_engine_is_no_fault_of_its_place() -> None:
     rooms = Rooms({"n": frozenset({"0"}), "m": frozenset({"0"})})
-    for last, expected in ((1, []), (PLACE_TRIES, [Location("n", "0")])):
+    for last, expected in ((PLACE_TRIES - 1, []), (PLACE_TRIES, [Location("n", "0")])):
         deaths = EarlyDeaths()
         die(deaths, "n/0", PLACE_TRIES - 1)
         for _ in range(PLACE_TRIES):
