@@ -12,12 +12,17 @@ from prometheus_client import REGISTRY
 
 from services.contracts import ProcessInfo, RunState
 from services.controller.fleet.avoiding import MOVES, TRIES, Avoiding
+from services.controller.health import HealthMonitor
+from services.settings import parse_recipe
 from services.settings.cluster_limits import VARIABLE
 from services.streams.keys import RunKeys
 from services.streams.runs.node_problems import report_node
 from services.streams.runs.places import AVOIDED, AVOIDED_S, AvoidedPlace, avoid, avoided_places
 from services.streams.state.events import EventLog
 from services.streams.state.heartbeat import Heartbeat
+from services.streams.state.runs import RunRecords
+from services.waits import Waits
+from tests.harness.small_run import recipe_document
 from tests.services.controller.hand_cluster import HandCluster, controlled, events_of, until, until_state
 from tests.services.controller.test_cluster_limits import FILE, ROLLOUT
 
@@ -71,6 +76,17 @@ async def test_a_place_that_is_left_gives_the_run_more_time(redis, run_id, avoid
         assert [await looks.look(), await looks.look()] == [True, False]
     cluster.bad_places.append(place(node="one more"))
     assert not await looks.look(), "not without an end"
+
+
+async def test_a_check_reports_that_a_place_is_left(redis, run_id, avoiding):
+    _, cluster = avoiding
+    record = await RunRecords(redis).create(run_id, parse_recipe(recipe_document("/model")))
+    health = HealthMonitor(redis, cluster, EventLog(redis, RunKeys(run_id), "controller"), Waits(), record)
+    assert not await health.check(record, [])
+    cluster.bad_places = [place()]
+    assert await health.check(record, []), "deadlines move"
+    assert not await health.check(record, [])
+    health.close()
 
 
 async def test_a_start_that_fails_names_the_places_and_the_failure(redis, run_id, tmp_path):
