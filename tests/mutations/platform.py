@@ -311,7 +311,7 @@ PLATFORM = [
     ),
     Mutation(
         "streams: spans of continued tokens start at 0",
-        "services/streams/delivery/partials.py",
+        "services/streams/delivery/drawn.py",
         "first, end = start + span.start, start + span.end",
         "first, end = span.start, start + span.end",
         ("tests/services/streams/test_partials.py",),

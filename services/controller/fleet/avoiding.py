@@ -33,11 +33,8 @@ class Avoiding:
         self._blamed: dict[str, int] = {}
         self._known: set[tuple[str, Location]] | None = None
         self._moves = 0
-
-    @property
-    def places(self) -> list[AvoidedPlace]:
-        """The places that the last look found."""
-        return list(self._shown.values())
+        self.places: list[AvoidedPlace] = []
+        """What the last look found."""
 
     async def look(self) -> bool:
         """Record the places that were used up since, report new ones, and tell the cluster which are avoided now.
@@ -48,6 +45,7 @@ class Avoiding:
             await self.avoid(place)
         found = await avoided_places(self._redis, self._keys)
         await self._cluster.avoid(self._run, found)
+        self.places = found
         self._show(found)
         return self._moved(found)
 
