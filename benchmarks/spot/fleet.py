@@ -24,10 +24,14 @@ END_S = 30.0
 
 @dataclass
 class Member:
-    """One replica. `ended_at`: when it was told to end, or killed (monotonic clock); None while it may work."""
+    """One replica. `slot`: the place that it takes, below `Fleet.wanted`.
+
+    `ended_at`: when it was told to end, or killed (monotonic clock); None while it may work.
+    """
 
     process: subprocess.Popen[bytes]
     count: Path
+    slot: int
     ended_at: float | None = None
 
     @property
@@ -51,7 +55,11 @@ class Member:
 
 @dataclass
 class Fleet:
-    """`wanted` replicas of a run; one that was taken away is replaced at once."""
+    """`wanted` replicas of a run; one that was taken away is replaced at once.
+
+    Each place has a core of its own (two share one where there are too few), as it would have a node of its own: the
+    start of a replacement must not take CPU from the replicas that work.
+    """
 
     run: str
     redis_url: str
@@ -62,7 +70,9 @@ class Fleet:
 
     def fill(self) -> None:
         """Start replicas until there are as many as wanted."""
-        while len([member for member in self.members if member.ended_at is None]) < self.wanted:
+        taken = {member.slot for member in self.members if member.ended_at is None}
+        cores = sorted(os.sched_getaffinity(0))
+        for slot in sorted(set(range(self.wanted)) - taken):
             name = f"replica-{next(self._numbers)}"
             count = self.folder / f"{name}.count"
             new_count(count)
@@ -70,9 +80,12 @@ class Fleet:
             with (self.folder / f"{name}.log").open("wb") as output:
                 roots = {"PENSTOCK_ROOTS": str(self.folder.parent)}  # of the model
                 process = subprocess.Popen(
-                    [*command, "--count", str(count)], stdout=output, stderr=output, env=os.environ | roots
+                    [*command, "--count", str(count), "--core", str(cores[slot % len(cores)])],
+                    stdout=output,
+                    stderr=output,
+                    env=os.environ | roots,
                 )
-            self.members.append(Member(process, count))
+            self.members.append(Member(process, count, slot))
 
     def ready(self) -> list[Member]:
         """The replicas that work, the one first that has been ready for longest. Raises RuntimeError for a dead one."""

@@ -1,7 +1,7 @@
 """Owns one replica of the benchmark: the product's, with a count of every token that its engine draws.
 
 Must not change what it measures. The count is in a file that another process reads, and outlives a kill.
-Run as `python -m benchmarks.spot.replica --run ID --redis URL --count FILE`.
+Run as `python -m benchmarks.spot.replica --run ID --redis URL --count FILE --core NUMBER`.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import mmap
+import os
 import signal
 import struct
 import time
@@ -110,7 +111,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.spot.replica")
     for option in ("--run", "--redis", "--count"):
         parser.add_argument(option, required=True)
+    parser.add_argument("--core", type=int, required=True, help="where it and its engine run")
     given = parser.parse_args()
+    os.sched_setaffinity(0, {given.core})  # threads that exist already, such as BLAS', do nothing here
     configure_logging("rollout")
     asyncio.run(host(given.run, given.redis, Counter(Path(given.count))))
 
