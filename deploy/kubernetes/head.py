@@ -8,14 +8,13 @@ from __future__ import annotations
 import argparse
 import logging
 import signal
-import sys
 import time
 from types import FrameType
 
 import psutil
 
 from deploy.hosting.nodes.ray_node import joined, started_node
-from deploy.kubernetes.pod import Pod, PodError
+from deploy.kubernetes.pod import Pod, PodError, leave
 from deploy.kubernetes.probes import PORT, Probes
 from services.process import add_redis_option, configure_logging
 
@@ -101,4 +100,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

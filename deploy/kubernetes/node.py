@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import logging
 import signal
-import sys
 import threading
 import time
 
@@ -20,7 +19,7 @@ import psutil
 from deploy.hosting.environment import ROLES
 from deploy.hosting.nodes.ray_node import Node, drain, joined, started_node
 from deploy.kubernetes.node_facts import gpu_problem, label_variables, report
-from deploy.kubernetes.pod import Pod, PodError
+from deploy.kubernetes.pod import Pod, PodError, leave
 from deploy.kubernetes.probes import PORT, Probes
 from services.process import configure_logging
 
@@ -126,4 +125,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())
