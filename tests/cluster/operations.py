@@ -66,7 +66,7 @@ class Operations:
         ends = time.monotonic() + GRACE_S
         for pod in pods:
             status = pod.process.wait(max(0.0, ends - time.monotonic()))
-            assert status == 0, f"{pod.name} ended with {status}\n{pod.log.read_text()[-4000:]}"
+            assert status == 0, f"{pod.name} ended with {status}\n{pod.said()[-4000:]}"
 
     def start(self, *roles: str) -> None:
         """Start the replacements of ended pods, the head first, as KubeRay does; wait until they host services."""

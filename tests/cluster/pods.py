@@ -43,7 +43,7 @@ class Pod:
 
     def __init__(self, name: str, command: list[str], environment: dict[str, str], folder: Path) -> None:
         self.name = name
-        self.log = folder / f"{name}.log"
+        self._log = folder / f"{name}.log"
         self.port = free_port()
         self._arguments = [sys.executable, "-m", *command, "--probe-port", str(self.port)]
         self._environment = {**os.environ, **environment, "PENSTOCK_POD": str(folder / name)}
@@ -52,10 +52,14 @@ class Pod:
 
     def _start(self) -> None:
         self._starts += 1
-        with self.log.open("a") as output:
+        with self._log.open("a") as output:
             self.process = subprocess.Popen(
                 self._arguments, env=self._environment, stdout=output, stderr=subprocess.STDOUT
             )
+
+    def said(self) -> str:
+        """The log of all starts. Native libraries also write bytes there that are no text."""
+        return self._log.read_text(errors="replace")
 
     def probe(self, path: str) -> tuple[int, str]:
         """The status and text of a probe; status 0 when the pod does not answer."""
@@ -70,9 +74,9 @@ class Pod:
         ends = time.monotonic() + deadline_s
         while not holds(*(seen := self.probe(path))):
             if self.process.poll() is not None:
-                assert self._starts < STARTS, f"{self.name} ended\n{self.log.read_text()[-4000:]}"
+                assert self._starts < STARTS, f"{self.name} ended\n{self.said()[-4000:]}"
                 self._start()
-            assert time.monotonic() < ends, f"{self.name}{path}: {seen}\n{self.log.read_text()[-4000:]}"
+            assert time.monotonic() < ends, f"{self.name}{path}: {seen}\n{self.said()[-4000:]}"
             time.sleep(0.3)
         return seen[1]
 
@@ -211,6 +215,7 @@ class Cluster:
         """Wait until the run's view satisfies `holds`; returns it. Fails if the run ends first, unless `ended`."""
         ends = time.monotonic() + deadline_s
         while True:
+            self._restart_dead_head()
             view: dict[str, Any] = self.api.get(f"/v1/runs/{run}").raise_for_status().json()
             if holds(view):
                 return view
@@ -218,6 +223,16 @@ class Cluster:
             assert ended or view["state"] not in ("failed", "cancelled", "succeeded"), f"{what}: {shown}"
             assert time.monotonic() < ends, f"{what}: not within {deadline_s:g} s\n{shown}"
             time.sleep(0.3)
+
+    def _restart_dead_head(self) -> None:
+        """What the kubelet does when the head's container ends, or fails its liveness probe.
+
+        Ray's control store ends when Redis does not answer for some seconds.
+        """
+        head = self.pods.get("head")
+        if head is not None and (head.process.poll() is not None or head.probe("/healthz")[0] == 503):
+            head.kill()
+            self.start_head()
 
     def until_steps(self, run: str, steps: int, what: str, deadline_s: float) -> None:
         """Wait until the run has trained this many more rollout steps."""

@@ -56,7 +56,7 @@ def test_a_bad_node_costs_one_replica_and_not_the_run(tmp_path: Path, tiny_model
         cluster.until(run, lambda view: view["state"] == "running", "a replica on the other node", RUN_S)
         with cluster.paused(run):  # else it may end before the broken node is avoided
             assert ended(broken) == 1
-            said = broken.log.read_text()
+            said = broken.said()
             assert "this pod ends, and is replaced: rollout avoids node bad-node until" in said
             assert "(3 failed there: died before they were ready; last: rollout-" in said
             view = cluster.until(run, lambda view: bool(view["alerts"]), "the alert", RUN_S)

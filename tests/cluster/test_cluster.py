@@ -69,7 +69,7 @@ def check_the_first_steps(cluster: Cluster, run: str) -> None:
     rollout.until("/readyz", lambda status, text: status == 503 and f"rollout of {run}" in text)
     cluster.until(run, lambda view: view["state"] == "running" and view["rollout_steps"] >= 2, "two steps", RUN_S)
     rollout.until_ready()
-    assert "rollout INFO" in rollout.log.read_text(), "a pod's log must contain its services' lines"
+    assert "rollout INFO" in rollout.said(), "a pod's log must contain its services' lines"
 
 
 def check_a_second_pod_that_comes_and_drains(cluster: Cluster, run: str) -> None:
@@ -86,7 +86,7 @@ def check_a_second_pod_that_comes_and_drains(cluster: Cluster, run: str) -> None
     second.until_ready()
 
     assert second.terminate() == 0
-    assert f"did not drain within {POD_DRAIN_S:g} s" not in second.log.read_text()
+    assert f"did not drain within {POD_DRAIN_S:g} s" not in second.said()
     cluster.set_bounds()
     view = cluster.until(run, lambda view: len(versions(view)) == 2, "the fleet within its bounds", RUN_S)
     assert view["rollout_replicas"] == 3, "the desired number must not change"

@@ -130,4 +130,4 @@ def check_it_goes_on(operations: Operations, run: str, what: str) -> None:
     view = cluster.until(run, lambda _: True, what, RUN_S)
     assert view["groups"]["reconciled"], what
     for pod in cluster.pods.values():
-        assert f"did not drain within {POD_DRAIN_S:g} s" not in pod.log.read_text(), pod.name
+        assert f"did not drain within {POD_DRAIN_S:g} s" not in pod.said(), pod.name
