@@ -161,6 +161,11 @@ async def test_attempts_do_not_mix(run):
     await run.redis.unlink(run.keys.partials("g0"))
     assert await keep(run, lease, piece(20, 24, "d", base=20)) == [0]
     assert await keep(run, lease, piece(0, 24, "d", base=20)) == [24]
+    # That is one piece: another attempt that began with the same 20 tokens finds no end of a piece there.
+    assert await keep(run, lease, piece(20, 30, "e", base=20)) == [0]
+    assert (await kept(run, lease.entry))[0] == 24
+    assert await keep(run, lease, piece(0, 30, "e", base=20)) == [30]
+    assert (await kept(run, lease.entry))[0] == 30
 
 
 async def test_only_the_owner_of_the_lease_keeps(run):

@@ -29,7 +29,8 @@ for at, index in ipairs(index_list) do
     local base, start = tonumber(base_list[at]), tonumber(start_list[at])
     kept = tonumber(kept or '0')
     if attempt ~= attempt_list[at] then
-      if start == 0 or start == base and kept >= base then
+      local whole = kept == start or redis.call('HEXISTS', partials_key, index .. ':' .. start) == 1
+      if start == 0 or start == base and kept >= base and whole then
         if kept > start then forget_pieces(partials_key, {[index] = start}) end
         kept, attempt = start, attempt_list[at]
       else
