@@ -74,6 +74,9 @@ RAY_IN_A_POD = {
     "RAY_LOG_TO_STDERR": "1",
     "RAY_SERVE_LOG_TO_STDERR": "1",
     "RAY_BACKEND_LOG_LEVEL": "warning",
+    # The control store ends after this many errors of one request (5 by default, 3 s), also while Redis refuses writes
+    # because its memory or volume is full. deploy.hosting.nodes.ray_node notices if it has lost Redis.
+    "RAY_num_redis_request_retries": "1000000",
     # The pod's first process drains the node and the services on it.
     "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
 }

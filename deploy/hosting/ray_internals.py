@@ -8,6 +8,7 @@ check each of them (tests/deploy/test_hosting*.py, test_ray_start.py and tests/c
 - `actor_location` (ray._private.state, its actor table): the GPUs that Ray gave to an actor, also after its death.
 - `available_resources` (ray._private.state): what no process takes, by node; Ray's own call adds the nodes up.
 - `living_nodes`, `request_drain` (ray._raylet.GcsClient): join and drain of a pod's node, without being a Ray driver.
+- `store_reader` (ray._raylet.GcsClient): whether the control store still reaches its Redis.
 - `serve_applications` (Serve's controller): state and replicas of an application, with address and process id.
 - `set_replicas` (Serve's controller): a new replica count that leaves the other replicas running.
 - `delete_application` (serve.delete without waiting): all fleets of a run drain at the same time.
@@ -92,6 +93,19 @@ def living_nodes(gcs: str, timeout_s: float) -> set[str]:
     """
     nodes = GcsClient(address=gcs).get_all_node_info(timeout=timeout_s)
     return {NodeID.from_binary(info.node_id).hex() for info in nodes.values() if info.state == 0}
+
+
+def store_reader(gcs: str) -> Callable[[float], None]:
+    """A function that makes the control store read a key from its Redis within some seconds; it raises RayError.
+
+    Internal keys are not cached there; the key does not exist. Raises RayError if the store cannot be reached.
+    """
+    client = GcsClient(address=gcs)
+
+    def read(timeout_s: float) -> None:
+        client.internal_kv_get(b"check", b"penstock", timeout=timeout_s)
+
+    return read
 
 
 def request_drain(gcs: str, node: str, until_ms: int, timeout_s: float) -> tuple[bool, str]:

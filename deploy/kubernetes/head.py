@@ -13,7 +13,7 @@ from types import FrameType
 
 import psutil
 
-from deploy.hosting.nodes.ray_node import joined, started_node
+from deploy.hosting.nodes.ray_node import StoreWatch, joined, started_node
 from deploy.kubernetes.pod import Pod, PodError, leave
 from deploy.kubernetes.probes import PORT, Probes
 from services.process import add_redis_option, configure_logging
@@ -34,6 +34,7 @@ class Head:
         self._redis_url = redis_url
         self._pod = Pod()
         self._serving = False
+        self._store: StoreWatch | None = None
         self._checked_at = time.monotonic()
         self._probes = Probes({"/healthz": self._dead, "/readyz": self._unready}, port)
 
@@ -54,6 +55,8 @@ class Head:
             log.info("Ray is up; starting the controller")
             session.watch(lambda: log.info("the controller runs"), self._check)
         finally:
+            if self._store:
+                self._store.close()
             self._pod.end_ray()
             self._probes.close()
 
@@ -64,17 +67,21 @@ class Head:
             if time.monotonic() > ends:
                 raise PodError(f"Ray's control store has not answered within {START_S:g} s")
             time.sleep(WATCH_S)
+        self._store = StoreWatch(node)
 
     def _check(self) -> None:
         self._pod.reap()
         self._checked_at = time.monotonic()
-        if problem := self._pod.ray_problem():
+        if problem := self._ray_problem():
             raise PodError(problem)
+
+    def _ray_problem(self) -> str | None:
+        return self._pod.ray_problem() or (self._store.problem if self._store else None)
 
     def _dead(self) -> str | None:
         silent_s = time.monotonic() - self._checked_at
         hangs = f"the controller has not been checked for {silent_s:.0f} s" if silent_s > SILENT_S else None
-        return self._pod.ray_problem() or hangs
+        return self._ray_problem() or hangs
 
     def _unready(self) -> str | None:
         # The controller does not count: workers join through this pod's service, whatever the controller waits for.

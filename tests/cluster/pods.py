@@ -29,6 +29,7 @@ from tests.harness.process_trees import end_tree
 from tests.harness.servers.release_redis import ReleaseRedis
 
 READY_S = 300.0
+REDIS_MAXMEMORY = "1500mb"
 STARTS = 10
 """The maximum number of starts of a pod within its deadline; KubeRay restarts pods without a limit."""
 AGENTS = ("dashboard-agent-listen", "dashboard-agent-grpc", "runtime-env-agent", "metrics-export")
@@ -104,7 +105,7 @@ class Cluster:
         self.api_process: subprocess.Popen[bytes] | None = None
         redis_folder = Path(tempfile.mkdtemp(prefix="penstock-redis-", dir="/tmp"))
         redis_folder.chmod(0o755)  # the server's user reaches it
-        self.redis = ReleaseRedis(redis_folder, REDIS_MAXMEMORY="1500mb")
+        self.redis = ReleaseRedis(redis_folder, REDIS_MAXMEMORY=REDIS_MAXMEMORY)
         self.pods: dict[str, Pod] = {}
         self._ray_folders: list[str] = []
         self._gcs = free_port()
@@ -227,7 +228,7 @@ class Cluster:
     def _restart_dead_head(self) -> None:
         """What the kubelet does when the head's container ends, or fails its liveness probe.
 
-        Ray's control store ends when Redis does not answer for some seconds.
+        It ends when its control store has lost Redis, which a lost volume takes long enough for.
         """
         head = self.pods.get("head")
         if head is not None and (head.process.poll() is not None or head.probe("/healthz")[0] == 503):

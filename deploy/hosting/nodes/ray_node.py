@@ -1,4 +1,5 @@
-"""Owns what the first process of a pod asks Ray about the node that it has started: whether it joined, and its drain.
+"""Owns what the first process of a pod asks Ray about the node that it has started: whether it joined, its drain, and
+whether its control store reaches Redis.
 
 Must not start or end processes.
 """
@@ -8,16 +9,20 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
 from typing import NamedTuple
 
 import psutil
 from ray.exceptions import RayError
 
-from deploy.hosting.ray_internals import living_nodes, request_drain
+from deploy.hosting.ray_internals import living_nodes, request_drain, store_reader
 
 log = logging.getLogger(__name__)
 
 REQUEST_S = 5.0
+READ_EVERY_S = 5.0
+LOST_S = 30.0
+"""After how long without a read the control store has lost Redis. One that is busy answers later than usual."""
 
 
 class Node(NamedTuple):
@@ -55,6 +60,40 @@ def joined(node: Node) -> bool:
     except RayError as error:
         log.info("Ray's control store at %s does not answer: %s", node.gcs, _first_line(error))
         return False
+
+
+class StoreWatch:
+    """Notices that the control store no longer reaches Redis, from a thread: it never connects again by itself.
+
+    Ray would end it at the fifth error of a request, also when Redis only refuses writes for a while because its memory
+    or volume is full; with the retries of deploy.hosting.environment it waits instead. Its callers wait with it, so
+    that the head's own thread may hang in Ray.
+    """
+
+    def __init__(self, node: Node) -> None:
+        self.problem: str | None = None
+        """Why the head has to restart."""
+        self._gcs = node.gcs
+        self._stopping = threading.Event()
+        threading.Thread(target=self._watch, name="store-watch", daemon=True).start()
+
+    def close(self) -> None:
+        """Ask nothing more."""
+        self._stopping.set()
+
+    def _watch(self) -> None:
+        read: Callable[[float], None] | None = None
+        read_at = time.monotonic()
+        while not self._stopping.wait(READ_EVERY_S):
+            try:
+                read = read or store_reader(self._gcs)
+                read(REQUEST_S)
+                read_at = time.monotonic()
+            except RayError as error:
+                log.warning("Ray's control store did not read from Redis: %s", _first_line(error))
+            silent_s = time.monotonic() - read_at
+            lost = silent_s > LOST_S
+            self.problem = f"Ray's control store has read nothing from Redis for {silent_s:.0f} s" if lost else None
 
 
 def drain(node: Node, deadline_s: float) -> None:

@@ -46,6 +46,11 @@ class ReleaseRedis:
         """The mounted password of user penstock."""
         return self.folder / "secret/penstock-password"
 
+    @property
+    def keeper_password(self) -> str:
+        """The password of the start script's own user, until the server's next start."""
+        return Path(f"{self.environment['REDIS_USERS']}.keeper").read_text()
+
     def command(self, name: str, given: bytes = b"") -> bytes:
         """The output of a command of the start script, run in the server's container."""
         done = self.attempt(name, given)
