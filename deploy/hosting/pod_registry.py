@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,7 +22,9 @@ log = logging.getLogger(__name__)
 VARIABLE = "PENSTOCK_POD"
 POD_DRAIN_S = 50.0
 """How long hosted processes may drain: a replica takes seconds, a learner writes a checkpoint."""
-DRAINING, ENDING = "draining", "ending"
+DRAINING = "draining"
+ENDING = ".ending"
+"""How the name of a process's request to end the pod ends."""
 
 
 class PodProcess(NamedTuple):
@@ -59,8 +62,9 @@ class PodRegistry:
         partial.rename(file)
 
     def withdraw(self) -> None:
-        """Remove this process; no effect if it is not registered."""
+        """Remove this process, and its request to end the pod; no effect if it is not registered."""
         (self._folder / f"{os.getpid()}.json").unlink(missing_ok=True)
+        self.withdraw_end()
 
     def processes(self) -> list[PodProcess]:
         """All registered processes; those that died are removed."""
@@ -78,22 +82,24 @@ class PodRegistry:
         return found
 
     def request_end(self, reason: str) -> None:
-        """Ask the pod's first process to end the pod, unless it does other work; `reason`: one line."""
-        partial = self._folder / f"{ENDING}.partial"
-        partial.write_text(reason)
-        partial.rename(self._folder / ENDING)
+        """Ask the pod's first process to end the pod, unless it does other work; `reason`: one line.
+
+        The request holds while this process lives.
+        """
+        file = self._folder / f"{os.getpid()}{ENDING}"
+        partial = file.with_name(f"{file.name}.partial")
+        partial.write_text(json.dumps({"started": psutil.Process().create_time(), "reason": reason}))
+        partial.rename(file)
 
     def withdraw_end(self) -> None:
-        """Take the request back; no effect if there is none."""
-        (self._folder / ENDING).unlink(missing_ok=True)
+        """Take this process's request back; no effect if there is none."""
+        (self._folder / f"{os.getpid()}{ENDING}").unlink(missing_ok=True)
 
     def end_reason(self) -> str | None:
-        """Why the pod is to end: it was asked to, and its processes only hold avoided places; else None."""
-        try:
-            reason = (self._folder / ENDING).read_text()
-        except FileNotFoundError:
-            return None
-        return reason if all(process.state == AVOIDED for process in self.processes()) else None
+        """Why the pod is to end: a process asks for it, and all of them only hold avoided places; else None."""
+        reasons = [reason for file in sorted(self._folder.glob(f"*{ENDING}")) if (reason := _requested(file))]
+        held = all(process.state == AVOIDED for process in self.processes())
+        return reasons[0] if reasons and held else None
 
     def request_drain(self) -> None:
         """Ask all processes to drain."""
@@ -103,3 +109,19 @@ class PodRegistry:
     def draining(self) -> bool:
         """Whether all processes were asked to drain."""
         return (self._folder / DRAINING).exists()
+
+
+def _requested(file: Path) -> str | None:
+    """The reason of a request to end the pod; None without the process that wrote it, and the file is removed then."""
+    try:
+        request = json.loads(file.read_text())
+    except FileNotFoundError:
+        log.debug("%s has just been withdrawn", file.name)
+        return None
+    with suppress(psutil.NoSuchProcess):
+        # Another process may have its id by now.
+        if psutil.Process(int(file.stem)).create_time() == request["started"]:
+            return str(request["reason"])
+    log.warning("the process that asked to end this pod has died: %s", request["reason"])
+    file.unlink(missing_ok=True)
+    return None

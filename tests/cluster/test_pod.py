@@ -167,3 +167,27 @@ def test_a_pod_ends_when_it_only_holds_avoided_places(
         assert status.result(20) == 1
     assert shown.read_text() == reason
     assert f"this pod ends, and is replaced: {reason}" in caplog.text
+
+
+def test_a_request_to_end_holds_while_its_process_lives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    registry = PodRegistry(tmp_path)
+    killed = "import os; from deploy.hosting.pod_registry import *; PodRegistry.current().request_end('r'); os._exit(9)"
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    ended = subprocess.run([sys.executable, "-c", killed], timeout=60, check=False)
+    assert ended.returncode == 9
+    assert list(tmp_path.iterdir()) != []
+    assert registry.end_reason() is None, "the pod is empty, between two runs"
+    assert list(tmp_path.iterdir()) == []
+    assert "the process that asked to end this pod has died: r" in caplog.text
+
+    registry.request_end("again")
+    [own] = tmp_path.iterdir()
+    other = own.with_name(own.name.replace(str(os.getpid()), str(os.getppid())))
+    other.write_text(own.read_text())
+    assert registry.end_reason() == "again"
+    assert list(tmp_path.iterdir()) == [own], "another process has the id of the one that died"
+    other.write_text(json.dumps({"started": psutil.Process(os.getppid()).create_time(), "reason": "another"}))
+    registry.withdraw()
+    assert registry.end_reason() == "another", "each process withdraws its own request"
