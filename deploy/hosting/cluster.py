@@ -63,7 +63,7 @@ class PlacementError(RuntimeError):
 class _Placed:
     """What this process has placed for one run. `lost`: faults of the learner that its ranks do not report.
 
-    `failed`: what its ranks reported last, by actor. `anywhere`: its ranks found no room apart from avoided nodes.
+    `failed`: what its ranks reported last, by actor. `stuck_on`: the avoided nodes that its ranks had no room to leave.
     """
 
     rollout: Fleet
@@ -72,7 +72,7 @@ class _Placed:
     ranks: list[Rank] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
-    anywhere: bool = False
+    stuck_on: list[AvoidedPlace] | None = None
 
     @property
     def fleets(self) -> tuple[Fleet, Fleet]:
@@ -177,10 +177,11 @@ class RayCluster:
             placed.lost = [f"{name} died while no gateway was running" for name in sorted(names - found)]
             return
         deadline = ADOPT_S if adopting else record.recipe.limits.startup_timeout_s
-        if not adopting and not placed.anywhere:
+        avoided = learner_nodes.of_ranks(self._avoided.get(run, ()))
+        if not adopting and avoided != placed.stuck_on:
             if await self._start_apart(record, placed, deadline / 2):
                 return
-            deadline = deadline / 2 if placed.anywhere else deadline
+            deadline = deadline / 2 if avoided == placed.stuck_on else deadline
         placed.ranks = ranks_of(record, None)
         try:
             await start_ranks(run, placed.ranks, self._redis_url, deadline)
@@ -197,13 +198,13 @@ class RayCluster:
             placed.lost = []
 
     async def _start_apart(self, record: RunRecord, placed: _Placed, deadline_s: float) -> bool:
-        """Start the ranks apart from the nodes that the run avoids, if there are some; whether they have started.
+        """Start the ranks apart from the nodes that they avoid, if there are some; whether they have started.
 
-        The room elsewhere may be another run's, or a pod's that never comes: `anywhere` is then set, and nothing left.
+        The room elsewhere may be another run's, or a pod's that never comes: `stuck_on` is then set, and nothing left.
         """
-        run, places = record.id, self._avoided.get(record.id, ())
+        run, avoided = record.id, learner_nodes.of_ranks(self._avoided.get(record.id, ()))
         ranks, needs = record.recipe.learner.ranks, rank_needs(record)
-        selector = await asyncio.to_thread(learner_nodes.selector, ranks, needs, places)
+        selector = await asyncio.to_thread(learner_nodes.selector, ranks, needs, avoided)
         if not selector:
             return False
         placed.ranks = ranks_of(record, selector)
@@ -213,7 +214,7 @@ class RayCluster:
             placed.lost = [str(error)]
         except TimeoutError:
             log.warning("run %s: no room for its learner apart from avoided nodes in %g s", run, deadline_s)
-            placed.ranks, placed.anywhere = [], True
+            placed.ranks, placed.stuck_on = [], avoided
             await end_ranks(run)
             return False
         else:

@@ -59,9 +59,14 @@ def replaceable(ray_node: str) -> bool:
     return any(node["NodeID"] == ray_node and NODE_LABEL in node["Labels"] for node in role_nodes(ROLE))
 
 
+def of_ranks(avoided: Collection[AvoidedPlace]) -> list[AvoidedPlace]:
+    """The places that ranks avoid."""
+    return [place for place in avoided if place.service == ROLE]
+
+
 def selector(ranks: int, needs: Mapping[str, float], avoided: Collection[AvoidedPlace]) -> dict[str, str] | None:
     """The labels that a rank's node must have, so that none is avoided; None if there is no room elsewhere."""
-    names = {place.node for place in avoided if place.service == ROLE}
+    names = {place.node for place in of_ranks(avoided)}
     if not names:
         return None
     if not room_elsewhere(ranks, needs, names):
@@ -76,8 +81,8 @@ def selector(ranks: int, needs: Mapping[str, float], avoided: Collection[Avoided
 def leave(avoided: Collection[AvoidedPlace]) -> None:
     """Drain the pods in which the ranks failed: each ends when nothing runs there any more, and is replaced."""
     gcs = ray.get_runtime_context().gcs_address
-    for place in avoided:
-        if place.service == ROLE and place.ray_node and replaceable(place.ray_node):
+    for place in of_ranks(avoided):
+        if place.ray_node and replaceable(place.ray_node):
             log.warning("%s is drained: %s", place.place, place.reason)
             drain(Node(place.ray_node, gcs), DRAINED_S)
 
