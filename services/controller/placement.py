@@ -26,7 +26,7 @@ from services.storage.errors import StoreOutageError
 from services.storage.hub.address import is_hub, is_pinned
 from services.storage.kept_files import keep_files
 from services.storage.mirror import files_place, run_mirror
-from services.streams.runs.places import avoided_places
+from services.streams.runs.places import avoided_places, forget_unproven
 from services.streams.runs.queue import PLACEMENT, queued
 from services.streams.state.heartbeat import live_processes
 from services.streams.state.rewards.reward_files import read_reward_files
@@ -62,6 +62,8 @@ class Placement:
             await context.records.set_paths(context.run, context.fence, place=place)
         if record.state is RunState.QUEUED and record.resumptions:
             await context.stop_services()  # its previous processes would be mistaken for the new ones
+            # What made it fail may have been mended, and was perhaps no fault of a place.
+            await forget_unproven(context.redis, context.keys)
         record = await self._wait_for_room(record)
         if record.state is RunState.QUEUED:
             await context.change(RunState.STARTING, "placing services")

@@ -128,7 +128,7 @@ async def test_a_replica_holds_a_place_until_it_is_no_longer_avoided(
             await hosted.until_state(AVOIDED)
             assert (registry.end_reason() is not None) == ends, "only the pod in which the place failed is replaced"
             assert driver.calls == [], "nothing runs on the device"
-            await redis.hdel(hosted.keys.places, f"rollout {HERE.node} {HERE.device}")
+            await redis.hdel(hosted.keys.places, place.name)
             await hosted.until_state("ready")
             assert registry.end_reason() is None
         driver.calls.clear()

@@ -31,7 +31,7 @@ class Avoiding:
         self._run = run
         self._keys = RunKeys(run)
         self._blamed: dict[str, int] = {}
-        self._known: set[tuple[str, Location]] | None = None
+        self._previous: set[tuple[str, Location]] | None = None
         self._moves = 0
         self.places: list[AvoidedPlace] = []
         """What the last look found."""
@@ -39,7 +39,7 @@ class Avoiding:
     async def look(self) -> bool:
         """Record the places that were used up since, report new ones, and tell the cluster which are avoided now.
 
-        Returns whether one is avoided that was not at earlier looks, MOVES times at most.
+        Returns whether one is avoided that was not at the previous look, MOVES times at most.
         """
         for place in await self._cluster.used_up(self._run):
             await self.avoid(place)
@@ -51,8 +51,8 @@ class Avoiding:
 
     def _moved(self, found: list[AvoidedPlace]) -> bool:
         now = {(place.service, place.place) for place in found}
-        moves = self._known is not None and not now <= self._known and self._moves < MOVES
-        self._known = now | (self._known or set())
+        moves = self._previous is not None and not now <= self._previous and self._moves < MOVES
+        self._previous = now
         self._moves += moves
         return moves
 

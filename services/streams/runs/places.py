@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from services.contracts.base import Value
 from services.streams.connection.client import Redis
+from services.streams.connection.functions import call
 from services.streams.keys import RunKeys
 
 log = logging.getLogger(__name__)
@@ -63,21 +64,41 @@ class AvoidedPlace(Value):
         """Where it is."""
         return Location(self.node, self.device)
 
+    @property
+    def name(self) -> str:
+        """Its name among those of its run: SERVICE NODE DEVICE, without the device if there is none."""
+        return f"{self.service} {self.node} {self.device}".rstrip()
+
     def __str__(self) -> str:
         until = time.strftime("%H:%M", time.gmtime(self.until))
         return f"{self.service} avoids {self.place} until {until} UTC ({self.count} failed there: {self.reason})"
 
 
 async def avoid(redis: Redis, keys: RunKeys, place: AvoidedPlace) -> bool:
-    """Avoid a place from now on; whether it was not avoided before.
+    """Avoid a place from now on; whether it was not avoided before, or its time was over.
 
     Like a heartbeat it needs no owner: a process may report its device, and exits.
     """
-    return bool(await redis.hset(keys.places, f"{place.service} {place.node} {place.device}", place.model_dump_json()))
+    entry = {"field": place.name, "now": repr(time.time()), "place": place.model_dump_json()}
+    return bool(await call(redis, "avoid_place", places_key=keys.places, **entry))
+
+
+async def forget_unproven(redis: Redis, keys: RunKeys) -> int:
+    """Forget the places whose devices reported no error; returns their number.
+
+    A fault of the recipe or of the image looks the same, and may have been mended. Else they are found again.
+    """
+    return await call(redis, "forget_places", places_key=keys.places)
+
+
+async def forget_place(redis: Redis, keys: RunKeys, name: str) -> bool:
+    """Forget the place of this name, whatever is behind it; False if there is none."""
+    # Earlier releases ended the name of a place without a device with a space.
+    return bool(await redis.hdel(keys.places, name, f"{name} "))
 
 
 async def avoided_places(redis: Redis, keys: RunKeys) -> list[AvoidedPlace]:
-    """The places that are avoided now. One whose time is over stays in Redis until its run ends, or it is renewed.
+    """The places that are avoided now. One whose time is over stays in Redis with its run, until it is renewed.
 
     Nothing is deleted here: a process may renew a place between the read and the deletion.
     """

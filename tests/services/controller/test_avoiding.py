@@ -17,7 +17,7 @@ from services.settings import parse_recipe
 from services.settings.cluster_limits import VARIABLE
 from services.streams.keys import RunKeys
 from services.streams.runs.node_problems import report_node
-from services.streams.runs.places import AVOIDED, AVOIDED_S, AvoidedPlace, avoid, avoided_places
+from services.streams.runs.places import AVOIDED, AVOIDED_S, AvoidedPlace, avoid, avoided_places, forget_place
 from services.streams.state.events import EventLog
 from services.streams.state.heartbeat import Heartbeat
 from services.streams.state.runs import RunRecords
@@ -76,6 +76,56 @@ async def test_a_place_that_is_left_gives_the_run_more_time(redis, run_id, avoid
         assert [await looks.look(), await looks.look()] == [True, False]
     cluster.bad_places.append(place(node="one more"))
     assert not await looks.look(), "not without an end"
+
+
+async def test_a_place_avoided_again_after_its_time_counts_as_new(redis, run_id, tmp_path, avoiding):
+    looks, cluster = avoiding
+    over = place(until=time.time() - 1)
+    async with controlled(redis, run_id, tmp_path):
+        await looks.look()
+        for number in range(1, 3):
+            cluster.bad_places = [place()]
+            assert [await looks.look(), await looks.look()] == [True, False], "the run gets more time"
+            assert len(await events_of(redis, run_id, "node-avoided")) == number
+            assert not await avoid(redis, RunKeys(run_id), place())
+            assert not await looks.look(), "it was avoided all the time"
+            cluster.bad_places = []
+            await redis.hset(RunKeys(run_id).places, over.name, over.model_dump_json())
+            assert not await looks.look()
+            assert cluster.avoided == []
+
+
+async def test_a_resumed_run_forgets_places_without_a_proven_fault(redis, run_id, tmp_path):
+    """Those of a recipe that failed everywhere: after it was mended, good devices must not be held."""
+    keys, lost = RunKeys(run_id), place(node="b", kind="xid")
+    async with controlled(redis, run_id, tmp_path) as (records, cluster):
+        await until_state(records, run_id, RunState.STARTING)
+        for each in (place(), place("learner", "c", ""), lost):
+            await avoid(redis, keys, each)
+        await redis.hset(keys.places, "rollout d ", "no JSON")
+        cluster.fault = ["rollout fleet: 6 replicas in a row died before they were ready"]
+        await until_state(records, run_id, RunState.FAILED)
+        assert len(await redis.hkeys(keys.places)) == 4
+        cluster.fault = []
+        await records.resume(run_id)
+        await until(lambda: cluster.requests.count("start /prepared") == 2)
+    assert await redis.hkeys(keys.places) == [lost.name.encode()]
+    assert cluster.avoided_at_start == [lost]
+
+
+async def test_a_place_has_one_name_and_can_be_forgotten_by_it(redis, run_id):
+    keys = RunKeys(run_id)
+    node, device = place("learner", "a", ""), place()
+    assert [node.name, device.name] == ["learner a", "rollout n GPU-a"]
+    assert [await avoid(redis, keys, each) for each in (node, device, node)] == [True, True, False]
+    await redis.hset(keys.places, "learner a ", node.model_dump_json())  # as earlier releases wrote it
+    assert {found.name for found in await avoided_places(redis, keys)} == {node.name, device.name}
+    assert [await forget_place(redis, keys, name) for name in (node.name, node.name, "rollout n")] == [
+        True,
+        False,
+        False,
+    ]
+    assert await avoided_places(redis, keys) == [device]
 
 
 async def test_a_check_reports_that_a_place_is_left(redis, run_id, avoiding):

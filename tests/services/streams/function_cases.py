@@ -6,6 +6,7 @@ Must not be used outside tests.
 from __future__ import annotations
 
 import copy
+import time
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +22,7 @@ from services.streams.delivery.payloads import fetch_texts
 from services.streams.delivery.process_logs import LogLine, LogShipping
 from services.streams.keys import ACTIVE_RUNS
 from services.streams.runs.ledger import LedgerWriter, close_ledger
+from services.streams.runs.places import AVOIDED_S, AvoidedPlace, avoid, forget_unproven
 from services.streams.state.ended.cleanup import erase
 from services.streams.state.ended.closing import close_run, delete_record
 from services.streams.state.events import EventLog
@@ -355,12 +357,23 @@ async def released_lock(run):
     return lambda: call(run.redis, "release_lock", lock_key=run.keys.key("lock"), owner="o")
 
 
+async def avoided(run):
+    place = AvoidedPlace(service="rollout", node="n", count=3, reason="died", until=time.time() + AVOIDED_S)
+    return lambda: avoid(run.redis, run.keys, place)
+
+
+async def forgotten_places(run):
+    await (await avoided(run))()
+    return lambda: forget_unproven(run.redis, run.keys)
+
+
 CASES = {
     "announce_version": Case(announce_version, "learner"),
     "append_fenced": Case(append_fenced, "learner"),
     "append_log": Case(append_log),
     "append_message": Case(append_message),
     "begin_audit": Case(begun_audit),
+    "avoid_place": Case(avoided),
     "become_owner": Case(become_sampler),
     "change_record": Case(change_record, OWNER),
     "charge_run": Case(charged, OWNER),
@@ -378,6 +391,7 @@ CASES = {
     "delete_record": Case(delete_closed_record),
     "dispatch": Case(dispatch, "sampler"),
     "forget_partials": Case(forgotten_partials),
+    "forget_places": Case(forgotten_places),
     "heartbeat": Case(announce_process),
     "index_run": Case(index_run),
     "mark_starved": Case(mark_starved, "sampler"),
