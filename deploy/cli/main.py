@@ -9,6 +9,7 @@ from deploy.cli.commands import algorithm, stack
 from deploy.cli.commands.conformance import conformance
 from deploy.cli.commands.doctor import doctor
 from deploy.cli.commands.evaluate import EVALUATE_API, evaluate
+from deploy.cli.commands.places import places
 from deploy.cli.commands.plan import plan
 from deploy.cli.commands.recover import recover
 from deploy.cli.commands.replay import replay
@@ -29,6 +30,7 @@ COMMANDS = (
     CliCommand("doctor", doctor, PLATFORM),
     CliCommand("eval", with_connection(evaluate, EVALUATE_API), PLATFORM),
     CliCommand("recover", recover, PLATFORM),
+    CliCommand("places", places, PLATFORM),
     CliCommand("validate", validate, RECIPES),
     CliCommand("plan", plan, RECIPES),
     CliCommand("conformance", conformance, RECIPES),

@@ -31,6 +31,7 @@ PLATFORM_COMMANDS = (
     "conformance",
     "replay",
     "recover",
+    "places",
     "verify",
     "reward",
     "rescore",
