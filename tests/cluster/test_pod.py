@@ -185,9 +185,10 @@ def test_a_request_to_end_holds_while_its_process_lives(
     registry.request_end("again")
     [own] = tmp_path.iterdir()
     other = own.with_name(own.name.replace(str(os.getpid()), str(os.getppid())))
-    other.write_text(own.read_text())
+    living = {"started": psutil.Process(os.getppid()).create_time(), "reason": "another"}
+    other.write_text(json.dumps(living | {"started": living["started"] - 1}))
     assert registry.end_reason() == "again"
     assert list(tmp_path.iterdir()) == [own], "another process has the id of the one that died"
-    other.write_text(json.dumps({"started": psutil.Process(os.getppid()).create_time(), "reason": "another"}))
+    other.write_text(json.dumps(living))
     registry.withdraw()
     assert registry.end_reason() == "another", "each process withdraws its own request"
