@@ -21,6 +21,7 @@ from services.controller.service import Controller
 from services.process import configure_logging
 from services.settings import resource_requests
 from services.streams.connection.client import connect
+from services.streams.runs.places import AvoidedPlace
 from services.streams.state.run_record import RunRecord
 from tests.harness.api_access import ACCESS
 
@@ -86,6 +87,17 @@ class WrittenCluster:
 
     async def faults(self, run: str, ready: Collection[HostPid], joining: Collection[HostPid]) -> list[str]:
         """The stack replaces what dies, however often."""
+        return []
+
+    async def avoid(self, run: str, places: Collection[AvoidedPlace]) -> None:
+        """There is one node."""
+
+    async def used_up(self, run: str) -> list[AvoidedPlace]:
+        """There is one node."""
+        return []
+
+    async def blamed(self, record: RunRecord) -> list[AvoidedPlace]:
+        """There is one node."""
         return []
 
     async def learner_fault(self, run: str) -> str | None:
