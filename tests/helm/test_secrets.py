@@ -9,8 +9,18 @@ import base64
 import re
 
 from tests.harness.each import each
-from tests.helm.cases import CASES, DEFAULTS, EXISTING_SECRETS, GROUPS, HUB, OBJECT_STORE_BY_ROLE, SENTINELS, TRACKED
-from tests.helm.rendering import Case, Rendering, render
+from tests.helm.cases import (
+    CASES,
+    DEFAULTS,
+    EXISTING_SECRETS,
+    GROUPS,
+    HUB,
+    OBJECT_STORE_BY_ROLE,
+    OWN_TLS,
+    SENTINELS,
+    TRACKED,
+)
+from tests.helm.rendering import CHART, FULLNAME, ROOT, Case, Rendering, render
 
 TELLING = re.compile(r"PASSWORD|SECRET|TOKEN|CREDENTIAL|PRIVATE|ACCESS_KEY", re.IGNORECASE)
 HARMLESS = re.compile(r"_FILE$|^RAY_AUTH_MODE$|_PATH$")
@@ -105,6 +115,19 @@ def test_the_sentinels_password_is_mounted_if_they_have_one() -> None:
         env = render(SENTINELS).pod(component).main.env
         assert env["PENSTOCK_REDIS_SENTINEL_PASSWORD_FILE"]["value"]
         assert "PENSTOCK_REDIS_SENTINEL_PASSWORD_FILE" not in render(DEFAULTS).pod(component).main.env
+
+
+def test_redis_certificates_are_for_the_name_clients_use() -> None:
+    address = render(OWN_TLS).pod("api").main.env["PENSTOCK_REDIS"]["value"]
+    host = re.fullmatch(r"rediss://([^:/]+):6379/0", address)[1]  # type: ignore[index]
+    assert host.startswith(FULLNAME)
+    values, guide = (CHART / "values.yaml").read_text(), (ROOT / "docs/operations/redis.md").read_text()
+    told = [
+        *re.findall(r"for\s+the\s+host\s+name\s+`([^`]+)`", values + guide),
+        *re.findall(r"dnsNames: \[(.*)\]", guide),
+    ]
+    assert len(told) == 3, told
+    assert {name.replace("F-", f"{FULLNAME}-", 1) for name in told} == {host}
 
 
 @each("case", CASES)
