@@ -6,7 +6,8 @@
 #   sh start.sh ping     readiness: the server accepts commands (a server that is loading its file does not)
 #   sh start.sh alive    liveness: the server returns any answer, for example that it is loading, and the watch looks
 #   sh start.sh backup   writes all data of this moment to standard output, as an RDB file
-#   sh start.sh restore  replaces all data by the RDB file on standard input, and ends the server, which starts with it
+#   sh start.sh restore  replaces all data by the RDB file on standard input, and ends the server, which starts with it;
+#                        where the server does not end, it is refused, and all data stay
 #
 # The watch is a child of the server, so that the server has the container's signals. Once a second, and five times a
 # second while little is free, it compares the free space of the volume with three limits, because a server whose
@@ -29,6 +30,8 @@ users=${REDIS_USERS:-/tmp/users.acl}
 keeper=$users.keeper
 looked=$users.looked # changed at each look of the watch
 reserve=$data/reserve
+restoring=$users.restore # locked by a restore while it works
+patience=${REDIS_PATIENCE_S:-300} # how long a restore waits for a server that does not do what it is told
 port=${REDIS_PORT:-6379}
 
 # What Penstock needs: keys under penstock: and nothing else. docs/operations/redis.md contains the same lines.
@@ -112,6 +115,14 @@ client() {
   exec "$cli" -h 127.0.0.1 -p "$port" "$@"
 }
 
+# Whether the server has ended: nothing listens on its port. A server that only does not answer still listens.
+ended() {
+  case $(timeout 5 sh "$0" client ping 2>&1) in
+    *'Connection refused'*) ;;
+    *) return 1 ;;
+  esac
+}
+
 # The replies to commands of user keeper; its password goes through standard input. $@: one command each.
 ask() {
   {
@@ -191,6 +202,17 @@ fact() {
   printf '%s\n' "$facts" | sed -n "s/^$1://p"
 }
 
+# Delete what a restore that was killed has left: nothing is rewritten beside it, and a later start would install it.
+forget_restore() {
+  for left in "$data/restore.rdb.new" "$data/restore.rdb"; do
+    if [ ! -e "$left" ]; then continue; fi
+    # Not while a restore works, nor after one for which the server has ended.
+    if (flock -n 9 && ! ended && rm "$left") 9> "$restoring"; then
+      echo "redis: $left was left by a restore that was killed, and is deleted: the server keeps its data" >&2
+    fi
+  done
+}
+
 # Keep space that the next start can free. Random bytes: a file system may compress zeros away.
 reserve_space() {
   if [ ! -e "$reserve" ] && [ "$free" -ge $((again + kept)) ]; then
@@ -265,6 +287,7 @@ watch() {
     since_rewrite=$((since_rewrite + fifths))
     if [ "$since_facts" -ge 25 ]; then
       since_facts=0
+      forget_restore
       rewrite
     fi
     if [ "$since_secrets" -ge 15 ]; then
@@ -353,16 +376,40 @@ backup() {
   client --user keeper --askpass --rdb - < "$keeper"
 }
 
-# Wait until no rewriting of the append-only file needs the space of the volume; the watch starts none beside a restore.
+# Seconds that a jump of the clock does not change.
+seconds() {
+  cut -d . -f 1 /proc/uptime
+}
+
+# Wait until the server answers that no rewriting of the append-only file needs the volume's space. The watch starts none
+# beside a restore.
 await_rewriting() {
-  for _ in $(seq 300); do
-    sleep 1
+  ends=$(($(seconds) + patience))
+  while sleep 1; do
     case $(ask 'INFO persistence' | tr -d '\r') in
-      *aof_rewrite_in_progress:1*) ;;
-      *) return ;;
+      *aof_rewrite_in_progress:0*) return ;;
+      *aof_rewrite_in_progress:1*) found='the append-only file is being rewritten' ;;
+      *) found='the server does not answer' ;;
     esac
+    if [ "$(seconds)" -ge "$ends" ]; then refuse "restore: after $patience s $found: nothing has changed"; fi
   done
-  refuse 'restore: the append-only file has been rewritten for 300 s: try again later'
+}
+
+# End the server. One that does not answer, or that still sends a backup, may need to be told more than once.
+end_server() {
+  ends=$(($(seconds) + patience))
+  # Before it ends: its container ends this process too.
+  echo 'redis: the server ends, and starts with the backup' >&2
+  while :; do
+    reply=$(ask 'SHUTDOWN NOSAVE')
+    sleep 1
+    if ended; then return; fi
+    found="the server has not ended (${reply:-no answer})"
+    if [ "$(seconds)" -ge "$ends" ]; then
+      refuse "restore: after $patience s $found: the backup is deleted, the server keeps its data"
+    fi
+    echo "redis: $found: it is told again" >&2
+  done
 }
 
 # Write standard input to a file in pieces, each only while the volume has more free space than the limit at which data
@@ -385,6 +432,8 @@ free, and $((short / 1024)) must stay free: enlarge the volume, or delete $data/
 restore() {
   umask 077
   incoming=$data/restore.rdb.new
+  exec 9> "$restoring"
+  flock -n 9 || refuse 'restore: another restore works: try again when it has ended'
   trap 'rm -f "$incoming"' EXIT
   trap 'exit 1' HUP INT TERM
   : > "$incoming"
@@ -402,9 +451,9 @@ restore() {
   # and a checksum of 8 bytes, so that its own last 40 bytes are never such digits.
   if [ -z "$(tail -c 40 "$incoming" | tr -d 0-9a-f)" ]; then truncate -s $((got - 40)) "$incoming"; fi
   mv "$incoming" "$data/restore.rdb"
-  # Before the server ends, whose container ends this process too.
-  echo 'redis: the server ends, and starts with the backup' >&2
-  ask 'SHUTDOWN NOSAVE' > /dev/null || true
+  incoming=$data/restore.rdb # a later start would install it, whatever was written until then
+  end_server
+  trap - EXIT
 }
 
 case ${1:-start} in

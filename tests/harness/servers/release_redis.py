@@ -69,6 +69,16 @@ class ReleaseRedis:
             user=self._user,
         )
 
+    def begin(self, name: str) -> subprocess.Popen[bytes]:
+        """A command that goes on; the caller gives it its input, and ends it."""
+        return subprocess.Popen(
+            ["sh", str(START_SCRIPT), name],
+            env={**self.environment, "REDIS_PORT": str(self.port)},
+            stdin=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            user=self._user,
+        )
+
     def _mount(self, keys: Mapping[str, str | None]) -> None:
         """Exchange the folder of the Secret at once, as the kubelet does: by a link to another one."""
         secret = self.folder / "secret"

@@ -5,6 +5,7 @@ import signal
 import stat
 import subprocess
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +19,8 @@ from tests.harness.servers.redis_servers import PASSWORDS, ROOT, START_SCRIPT, P
 from tests.harness.servers.release_redis import ReleaseRedis
 
 pytestmark = pytest.mark.timeout(120)
+
+WAIT_S = 40.0
 
 ON_A_DISK = pytest.mark.skipif(bool(disk.refusal()), reason=disk.refusal() or "")
 
@@ -106,6 +109,98 @@ def test_a_start_that_was_killed_keeps_what_the_backup_replaced(server):
     assert not (data / "restore.rdb").exists()
     assert (data / "appendonlydir.replaced").stat().st_ino == replaced
     assert client(server).exists("penstock:backup", "penstock:before") == 1
+
+
+def until(holds, what):
+    ends = time.monotonic() + WAIT_S
+    while not holds():
+        assert time.monotonic() < ends, what
+        time.sleep(0.05)
+
+
+@contextmanager
+def restoring(server, backup):
+    """A restore that has received a backup and waits for the rest of it."""
+    incoming = server.folder / "data/restore.rdb.new"
+    with server.begin("restore") as command:
+        try:
+            command.stdin.write(backup)
+            command.stdin.flush()
+            until(lambda: incoming.exists() and incoming.stat().st_size == len(backup), "the backup is received")
+            yield command
+        finally:
+            command.kill()
+
+
+@contextmanager
+def stopped(server):
+    """The server does not answer, and has not ended."""
+    server.process.process.send_signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        server.process.process.send_signal(signal.SIGCONT)
+
+
+@pytest.mark.parametrize(
+    ("received", "line"),
+    [
+        (False, b"restore: after 2 s the server does not answer: nothing has changed"),
+        (True, b"has not ended (no answer): the backup is deleted, the server keeps its data"),
+    ],
+    ids=["before", "after"],
+)
+def test_a_server_that_does_not_end_keeps_all_writes(server, received, line):
+    client(server).set("penstock:kept", "1")
+    backup = server.command("backup")
+    server.environment["REDIS_PATIENCE_S"] = "2"
+    if received:
+        with restoring(server, backup) as command, stopped(server):
+            error = command.communicate(timeout=WAIT_S)[1]
+            status = command.returncode
+    else:
+        with stopped(server):
+            refused = server.attempt("restore", backup)
+        status, error = refused.returncode, refused.stderr
+    assert status == 1
+    assert line in error.splitlines()[-1], error
+    assert not list((server.folder / "data").glob("restore*"))
+    client(server).set("penstock:later", "1")
+    server.process.stop()
+    server.process.start()
+    assert client(server).exists("penstock:kept", "penstock:later") == 2
+
+
+def test_a_server_that_answers_late_is_told_again_to_end(server):
+    client(server).set("penstock:backup", "1")
+    backup = server.command("backup")
+    client(server).set("penstock:later", "1")
+    with restoring(server, backup) as command:
+        looked, began = server.folder / "users.acl.looked", time.time()
+        until(lambda: looked.stat().st_mtime > began + 7, "the watch looks at the restore, each 5 s")
+        second = server.attempt("restore", backup)
+        assert (second.returncode, second.stderr.count(b"another restore works")) == (1, 1), second
+        assert (server.folder / "data/restore.rdb.new").stat().st_size == len(backup)
+        with stopped(server):
+            command.stdin.close()
+            assert command.stderr.readline() == b"redis: the server ends, and starts with the backup\n"
+            assert command.stderr.readline() == b"redis: the server has not ended (no answer): it is told again\n"
+        assert command.wait(WAIT_S) == 0
+    server.process.process.wait(20)
+    server.process.start()
+    assert client(server).exists("penstock:backup", "penstock:later") == 1
+
+
+def test_what_a_killed_restore_left_is_deleted(server):
+    data, log = server.folder / "data", server.process.log
+    client(server).set("penstock:kept", "1")
+    with restoring(server, b"REDIS0") as command:
+        command.kill()
+    until(lambda: not list(data.glob("restore*")), "the watch rewrites again")
+    assert f"redis: {data}/restore.rdb.new was left by a restore that was killed, and is deleted" in log.read_text()
+    (data / "restore.rdb").write_bytes(b"REDIS0")  # by one that was killed before it ended the server
+    until(lambda: not list(data.glob("restore*")), "a later start must not install it")
+    assert client(server).get("penstock:kept") == "1"
 
 
 @ON_A_DISK
