@@ -29,6 +29,8 @@ pytestmark = [
 
 STEPS, QUESTIONS = 40, 200
 WAIT_S = 60.0
+FULL_KIB = 1_000
+"""Too little for the state `short`, and enough for what the run writes until the watch has looked."""
 CALM_S = 12.0
 """Longer than the sampler looks before it trains what is left, and far shorter than the 60 s that a process waits for
 Redis."""
@@ -47,6 +49,7 @@ class Filled(Episode):
         ends = time.monotonic() + WAIT_S
         while not holds():
             assert time.monotonic() < ends, f"{what}\n{self.server.log.read_text()[-3000:]}"
+            self.lives()
             time.sleep(0.1)
 
     def still(self, scene: Scene) -> int:
@@ -55,6 +58,7 @@ class Filled(Episode):
         while time.monotonic() - since < CALM_S:
             assert time.monotonic() < ends, "the run does not wait"
             assert step < STEPS, "the run ended"
+            self.lives()
             if (now := scene.step()) != step:
                 step, since = now, time.monotonic()
             time.sleep(0.1)
@@ -72,19 +76,22 @@ class Filled(Episode):
         before = self.still(scene)
         filler.unlink()
         self.until(lambda: scene.step() > before, "the run goes on")
-        filler = disk.fill(self.volume, left_kib=0)
-        self.until(lambda: self.logged("redis: volume full") or not self.alive, "all writes are refused")
+        filler = disk.fill(self.volume, left_kib=FULL_KIB)
+        self.until(lambda: self.logged("redis: volume full"), "all writes are refused")
+        self.still(scene)
         self.server.kill()
+        filler.unlink()
+        filler = disk.fill(self.volume, left_kib=0)
         self.server.start()
         before = self.still(scene)
         filler.unlink()
         self.until(lambda: scene.step() > before, "the run goes on")
         return []
 
-    @property
-    def alive(self) -> bool:
-        """Whether the server's process runs."""
-        return self.server is not None and self.server.process.poll() is None
+    def lives(self) -> None:
+        """A full volume does not end the server."""
+        assert self.server is not None
+        assert self.server.process.poll() is None, f"the server ended\n{self.server.log.read_text()[-3000:]}"
 
 
 @pytest.fixture
