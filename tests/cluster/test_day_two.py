@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     needed("redis-cli")  # for Redis' backup
-    with Cluster(tmp_path_factory.mktemp("cluster")) as cluster:
+    with Cluster(tmp_path_factory.mktemp("cluster"), kubelet=True) as cluster:
         for role in ROLES:
             cluster.start_worker(role, role).until_ready()
         yield cluster
