@@ -351,7 +351,8 @@ def names_of_other_pods() -> list[str]:
     """Names that the alerts of a release with a shorter name match, such as `penstock-head-.+` of `penstock`."""
     rules = (CHART / "files" / "rules" / "kubernetes.yaml").read_text()
     (components,) = set(re.findall(r"FULLNAME-\(([a-z|]+)\)-", rules))
-    return [f"penstock-{component}" for component in components.split("|")] + ["my-penstock-cpu-b", "team-redis"]
+    others = ["my-penstock-cpu-b", "team-redis", "pen-head-2", "team-cpu-penstock"]
+    return [f"penstock-{component}" for component in components.split("|")] + others
 
 
 @each("name", names_of_other_pods)
@@ -364,6 +365,6 @@ def test_an_installed_release_keeps_the_name_of_a_component() -> None:
     assert template(DEFAULTS.but({"fullnameOverride": "penstock-head"}).with_arguments("--is-upgrade"))
 
 
-@each("name", ["penstock-heads", "head", "api-penstock", "team-cpu-penstock", "penstock-overhead"])
+@each("name", ["penstock-heads", "head", "api-penstock", "penstock-overhead-2"])
 def test_other_names_with_a_components_name_are_accepted(name: str) -> None:
     assert template(DEFAULTS.but({"fullnameOverride": name}))

@@ -78,7 +78,7 @@
 {{- end -}}
 {{- $name := include "penstock.fullname" . -}}
 {{- $parts := "api|cpu|functions|head|learner|redis|rollout|uninstall|verifier" -}}
-{{- if and .Release.IsInstall (regexMatch (printf "-(%s)$|%s.*-(%s)-" $parts (.Values.nameOverride | default .Chart.Name) $parts) $name) -}}
+{{- if and .Release.IsInstall (regexMatch (printf "-(%s)(-|$)" $parts) $name) -}}
 {{- /* Alerts find pods by name. An installed release keeps its name, as all its objects do. */ -}}
 {{- $faults = append $faults (printf "fullnameOverride: %q is not valid: expected a full name (now %q) without the name of a component (%s), because a release of the shorter name would count its pods as its own" .Values.fullnameOverride $name (replace "|" ", " $parts)) -}}
 {{- end -}}
