@@ -91,6 +91,17 @@ def test_every_alert_links_to_its_own_runbook(base: str) -> None:
         assert rule["labels"]["severity"] in SEVERITIES, rule["alert"]
 
 
+@each("ray, left_out", [({"suspend": True}, {"ControllerAbsent"}), ({"suspend": False}, set()), ({}, set())])
+def test_a_suspended_cluster_has_no_alert_on_its_controller(ray: Document, left_out: set[str]) -> None:
+    shipped = {
+        rule["alert"]
+        for document in render(MONITORED.but({"ray": ray})).all("PrometheusRule")
+        for rule in rules_of(document.at("spec", "groups"))
+        if "alert" in rule
+    }
+    assert {page.stem for page in (ROOT / "docs/operations/runbooks").glob("*/*.md")} - shipped == left_out
+
+
 def test_names_of_alerts_and_groups_are_unique() -> None:
     groups = [group for rule in render(MONITORED).all("PrometheusRule") for group in rule.at("spec", "groups")]
     names = [group["name"] for group in groups]

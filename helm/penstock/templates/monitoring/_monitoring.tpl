@@ -14,8 +14,11 @@
 {{- $metric := `\b((?:run:)?(?:penstock_\w+(?::\w+)?|vllm:\w+|up))` -}}
 {{- /* An upgrade that reuses the values of an older release has no `operator`. */ -}}
 {{- $operator := $root.Values.metrics.rules.operator | default (dict "namespace" "kuberay-system" "deployment" "kuberay-operator") -}}
-{{- range .groups -}}
+{{- range $group := .groups -}}
+{{- $rules := list -}}
 {{- range .rules -}}
+{{- /* A suspended cluster has no head, and so no controller that could be absent. */ -}}
+{{- if not (and $root.Values.ray.suspend (eq (.alert | default "") "ControllerAbsent")) -}}{{- $rules = append $rules . -}}{{- end -}}
 {{- $expr := regexReplaceAll (printf `%s\{` $metric) .expr (printf "${1}{%s, " $own) -}}
 {{- /* A metric without matchers is followed by neither a brace nor a letter. */ -}}
 {{- $expr = regexReplaceAll (printf `%s([^{\w:]|$)` $metric) $expr (printf "${1}{%s}${2}" $own) -}}
@@ -24,6 +27,7 @@
 {{- $expr = $expr | replace "FULLNAME" (include "penstock.fullname" $root) | replace "CLAIM" (include "penstock.storage.claimName" $root | trim) -}}
 {{- $_ := set . "expr" $expr -}}
 {{- end -}}
+{{- $_ := set $group "rules" $rules -}}
 {{- end -}}
 {{ toYaml .groups }}
 {{- end }}
