@@ -43,7 +43,12 @@ def test_a_missing_kuberay_is_one_clear_message(tmp_path: Path) -> None:
 
 @each(
     "part, kind",
-    [("serviceMonitor", "ServiceMonitor"), ("scrapeConfig", "ScrapeConfig"), ("rules", "PrometheusRule")],
+    [
+        ("serviceMonitor", "v1/ServiceMonitor"),
+        ("scrapeConfig", "v1alpha1/ScrapeConfig"),
+        ("podMonitor", "v1/PodMonitor"),
+        ("rules", "v1/PrometheusRule"),
+    ],
 )
 def test_missing_prometheus_definitions_are_one_clear_message(tmp_path: Path, part: str, kind: str) -> None:
     case = DEFAULTS.but({"metrics": {part: {"enabled": True}}})
@@ -51,7 +56,7 @@ def test_missing_prometheus_definitions_are_one_clear_message(tmp_path: Path, pa
         against(tmp_path, case, without=("monitoring.coreos.com/v1", "monitoring.coreos.com/v1alpha1"))
     message = str(refused.value)
     assert f"metrics.{part}.enabled" in message
-    assert "monitoring.coreos.com" in message
+    assert f"the cluster has no monitoring.coreos.com/{kind}" in message
 
 
 @each(

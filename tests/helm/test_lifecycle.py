@@ -269,6 +269,14 @@ def test_an_image_without_a_registry_gives_a_warning(tmp_path: Path, repository:
     assert (f"image.repository = {repository} names no registry" in notes) is warned
 
 
+@each("enabled", [True, False])
+def test_the_notes_list_the_metrics_that_are_off(tmp_path: Path, enabled: bool) -> None:
+    parts = [part for part in default_values()["metrics"] if "enabled" in default_values()["metrics"][part]]
+    notes = notes_of(tmp_path, DEFAULTS.but({"metrics": {part: {"enabled": enabled} for part in parts}}))
+    assert "podMonitor" in parts
+    assert [part for part in parts if f"metrics.{part}" in notes] == ([] if enabled else parts)
+
+
 @each("egress, warned", [([], True), ([{"to": [{"podSelector": {}}], "ports": [{"port": 80}]}], False)])
 def test_hosts_without_egress_give_a_warning(tmp_path: Path, egress: list[Document], warned: bool) -> None:
     notes = notes_of(tmp_path, DEFAULTS.but({"verifier": {"rewardHosts": ["a"], "rewardEgress": egress}}))

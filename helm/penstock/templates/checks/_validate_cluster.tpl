@@ -14,9 +14,9 @@
 {{- end -}}
 {{- end -}}
 {{- end -}}
-{{- $wanted := dict "serviceMonitor" "v1/ServiceMonitor" "scrapeConfig" "v1alpha1/ScrapeConfig" "rules" "v1/PrometheusRule" -}}
+{{- $wanted := dict "serviceMonitor" "v1/ServiceMonitor" "scrapeConfig" "v1alpha1/ScrapeConfig" "podMonitor" "v1/PodMonitor" "rules" "v1/PrometheusRule" -}}
 {{- range $value, $kind := $wanted -}}
-{{- if and (get $.Values.metrics $value).enabled (not ($.Capabilities.APIVersions.Has (printf "monitoring.coreos.com/%s" $kind))) -}}
+{{- if and (get $.Values.metrics $value | default dict).enabled (not ($.Capabilities.APIVersions.Has (printf "monitoring.coreos.com/%s" $kind))) -}}
 {{- $faults = append $faults (printf "metrics.%s.enabled: true is not valid: expected false, because the cluster has no monitoring.coreos.com/%s; to add it: helm install prometheus-operator-crds prometheus-operator-crds --repo https://prometheus-community.github.io/helm-charts" $value $kind) -}}
 {{- end -}}
 {{- end -}}
