@@ -111,7 +111,7 @@ def test_the_chart_scopes_every_selector():
                     elif part.name == "kube_deployment_status_replicas_available":
                         assert found == {"namespace": "kuberay-system", "deployment": "kuberay-operator"}
                     else:
-                        assert found["namespace"] == NAMESPACE, where
+                        assert found.get("namespace", found.get("exported_namespace")) == NAMESPACE, where
                         assert any(FULLNAME in value for value in found.values()), where
             assert not {"NAMESPACE", "RELEASE", "FULLNAME", "CLAIM", "OPERATOR"} & set(
                 rule["expr"].replace('"', " ").replace("-", " ").split()
@@ -126,7 +126,7 @@ def test_rules_on_pods_match_those_of_the_release():
         for part in walk(promql_parser.parse(rule["expr"]))
         if isinstance(part, promql_parser.VectorSelector)
         for matcher in part.matchers.matchers
-        if matcher.name == "pod"
+        if matcher.name in ("pod", "exported_pod")
     }
     names = {f"{FULLNAME}-{name}-x7k2p" for name in ("api", "functions", "redis", "head")}
     names |= {f"{FULLNAME}-{role}-worker-x7k2p" for role in (*ROLES, "rollout-spot")}

@@ -68,7 +68,16 @@ NODES = (
     Panel(
         "Last XID",
         "Of each GPU in use by a pod of these namespaces; 0 for none (DCGM exporter).",
-        {"{{Hostname}} {{gpu}} {{pod}}": f"max by (namespace, Hostname, gpu, pod) (DCGM_FI_DEV_XID_ERRORS{{{_HERE}}})"},
+        {
+            "{{Hostname}} {{gpu}} {{pod}}": (
+                f'max by (namespace, Hostname, gpu, pod) (DCGM_FI_DEV_XID_ERRORS{{{_HERE}, exported_pod=""}})'
+            ),
+            # Scraped without honorLabels, `namespace` and `pod` are the exporter's own.
+            "{{Hostname}} {{gpu}} {{exported_pod}}": (
+                "max by (exported_namespace, Hostname, gpu, exported_pod) "
+                f'(DCGM_FI_DEV_XID_ERRORS{{exported_{_HERE}, exported_pod!=""}})'
+            ),
+        },
         thresholds={1: "red"},
         low=0,
     ),
