@@ -10,8 +10,9 @@ import re
 from itertools import pairwise
 from operator import itemgetter
 from pathlib import Path
+from typing import Any
 
-from deploy.cli.planning import checkpoint_bytes
+from deploy.cli.planning import Throughput, checkpoint_bytes, plan_figures
 from learner.model.fit import sync_bytes
 from learner.model.shape import model_shape
 from services.settings import ClusterLimits, Recipe, load_recipe, resource_requests
@@ -144,6 +145,99 @@ def test_the_guides_node_sizes_are_the_pods_requests(case: Case, name: str) -> N
             if {component.lower() for component in row.split(" | ")[1].split(", ")} == components
         ]
         assert row[2:] == [requested(case, components, "minReplicas"), requested(case, components, "maxReplicas")]
+
+
+LOADED = (17_400, 30)
+"""Training prompts of DAPO-Math-17k, about, and problems of AIME 2024."""
+THROUGHPUTS = {"7b": (6000.0, 3000.0), "32b": (2500.0, 400.0)}
+"""Tokens/s of one replica and of one rank, as the guide gives them, or by the defaults of `penstock plan`."""
+SIZES = {
+    "7b": (
+        "in 7b the learner ({learner}) and Redis ({redis_memory} GiB); in 32b",
+        "7b a claim of {claim:.0f} TiB and {volume} GiB for Redis; 32b",
+    ),
+    "32b": (
+        "in 32b the learner ({learner}), two rollout pods on a node ({rollout} each) and Redis"
+        " ({redis_cpus} CPUs, {redis_memory} GiB).",
+        "; 32b {volume} GiB for Redis.",
+        "`storage.s3.scratch.size`, {scratch:,.0f} GiB in 32b",
+    ),
+}
+PLANS = {
+    "7b": (
+        "it prints: {learner:.0f} GiB on each learner GPU, {replica:.0f} GiB on each rollout GPU, checkpoints of"
+        " {checkpoint:.0f} GiB, {step:.0f} s per rollout step, and for {steps} steps {hours:.0f} hours,"
+        " {gpu_hours:,.0f} GPU-hours and a cost of {cost:,.0f}",
+        "Redis takes {redis:,.0f} MiB, plus {per_prompt:,} bytes for each training prompt and {per_problem:,} bytes for"
+        " each evaluation prompt,",
+        "that is {whole:.1f} GiB in all, of the {limit:.1f} GiB available.",
+    ),
+    "32b": (
+        "{steps} rollout steps take {hours:.0f} hours and {gpu_hours:,.0f} GPU-hours, which cost {cost:,.0f} at 2.5",
+        "Redis takes {redis:,.0f} MiB, plus {per_prompt:,} bytes for each training prompt and {per_problem:,} bytes for"
+        " each evaluation prompt: {whole:.1f} GiB in all, of the {limit:.0f} GiB available.",
+    ),
+}
+
+
+def guide() -> str:
+    """The guide's text without line breaks."""
+    return " ".join(GUIDE.read_text().split())
+
+
+@each("case", [case for case, _ in PAIRS[:2]])
+def test_the_guides_pods_and_volumes_are_the_charts(case: Case) -> None:
+    rendering = render(case)
+    redis = rendering.pod("redis").main.document["resources"]["limits"]
+    claims = rendering.one("StatefulSet", "redis").at("spec", "volumeClaimTemplates", 0, "spec")
+    figures: dict[str, object] = {role: size_of(rendering.group(role)) for role in ("learner", "rollout")}
+    figures |= {"redis_cpus": redis["cpu"], "redis_memory": f"{quantity(redis['memory']) / 2**30:,.10g}"}
+    figures["volume"] = f"{quantity(claims['resources']['requests']['storage']) / 2**30:,.10g}"
+    if rendering.has("PersistentVolumeClaim"):
+        size = rendering.one("PersistentVolumeClaim").at("spec", "resources", "requests", "storage")
+        figures["claim"] = quantity(size) / 2**40
+    else:
+        scratch = next(pod for pod in rendering.pods if pod.component == "learner").volumes["runs"]
+        figures["scratch"] = quantity(scratch["emptyDir"]["sizeLimit"]) / 2**30
+    for sentence in SIZES[case.name]:
+        assert sentence.format(**figures) in guide()
+
+
+def size_of(group: dict[str, Any]) -> str:
+    """The limits of one pod of a group, in the guide's form."""
+    limits = group["template"]["spec"]["containers"][0]["resources"]["limits"]
+    return f"{limits['cpu']} CPUs, {quantity(limits['memory']) / 2**30:,.10g} GiB, {limits['nvidia.com/gpu']} GPUs"
+
+
+@each("case, name", PAIRS[:2], called=itemgetter(1))
+def test_the_guides_figures_are_those_of_the_plan(case: Case, name: str, tmp_path: Path) -> None:
+    wanted = recipe(name)
+    generation, learning = THROUGHPUTS[case.name]
+    stated = Throughput(generation, learning, 25e9, 0.5, wanted.rollout.max_new_tokens / 2)
+    plan = plan_figures(wanted, model_shape(wanted.model, tmp_path), stated, 2.5)
+    per_prompt, per_problem = plan["redis"]["unsized"].values()
+    redis = render(case).pod("redis").main.env["REDIS_MAXMEMORY"]["value"]
+    train, problems = LOADED
+    rank = plan["learner_rank"][f"stage_{wanted.learner.zero_stage}"]
+    parts = ("parameters", "gradients", "optimizer", "reference", "buffers", "activations")
+    figures = {
+        "learner": sum(rank[part] for part in parts) / 2**30,
+        "replica": (plan["replica"]["weights"] + plan["replica"]["staged"]) / 2**30
+        + wanted.rollout.kv_cache_mib / 2**10,
+        "checkpoint": plan["checkpoint"] / 2**30,
+        "step": plan["step"]["total"],
+        "steps": wanted.limits.rollout_steps,
+        "hours": plan["step"]["total"] * wanted.limits.rollout_steps / 3600,
+        "gpu_hours": plan["gpu_hours"],
+        "cost": plan["cost"],
+        "redis": plan["redis"]["total"] / 2**20,
+        "per_prompt": per_prompt,
+        "per_problem": per_problem,
+        "whole": (plan["redis"]["total"] + train * per_prompt + problems * per_problem) / 2**30,
+        "limit": int(redis.removesuffix("mb")) / 2**10,
+    }
+    for sentence in PLANS[case.name]:
+        assert sentence.format(**figures) in guide()
 
 
 def requested(case: Case, components: set[str], count: str) -> str:
