@@ -15,6 +15,7 @@ ALONE = {
     "test_cluster_checks",
     "test_guide",
     "test_network_evaluator",
+    "test_null",
     "test_values",
 }
 """Files that render their own values, or nothing: any process may run them."""

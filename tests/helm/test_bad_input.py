@@ -56,7 +56,6 @@ REFUSED: list[tuple[Set, tuple[str, ...]]] = [
         ("redis.maxMemoryMiB=512", "redis.memory=1Gi", "redis.persistence.size=2047Mi"),
         ("redis.persistence.size: 2047Mi is not valid", "four times redis.maxMemoryMiB (2048Mi)"),
     ),
-    (("json:redis.persistence.size=null",), ("redis.persistence.size", "four times redis.maxMemoryMiB (20480Mi)")),
     (("networkPolicy.dns.ports={99999}",), ("networkPolicy.dns.ports", "65535")),
     # The peers of a policy: an empty list would open it to every endpoint, or on every port.
     *(

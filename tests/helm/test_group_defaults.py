@@ -156,6 +156,21 @@ def test_a_missing_section_is_one_clear_line(tmp_path: Path, section: str) -> No
     assert "nil pointer" not in str(refused.value)
 
 
+def test_a_budget_that_null_removed_stays_removed(tmp_path: Path) -> None:
+    """Helm keeps a null that finds no default, as one of an earlier upgrade with `--reuse-values`."""
+    values = load_all(PREVIOUS.read_text())[0]
+    budgets = {"api": "maxUnavailable", "redis": "minAvailable", "head": "minAvailable", "rollout": "minAvailable"}
+    for component, name in {**budgets, "rewardFunctions": "maxUnavailable"}.items():
+        del values[component][name]
+    old = tmp_path / "old.yaml"
+    old.write_text(json.dumps(values))
+    settings = [f"{component}.{name}=null" for component, name in budgets.items()]
+    settings.append('rewardFunctions={"enabled":true,"maxUnavailable":null}')
+    found = upgraded(with_values(tmp_path, old), *settings)
+    kept = {document["metadata"]["name"] for document in found if document["kind"] == "PodDisruptionBudget"}
+    assert kept == {"demo-penstock-learner"}
+
+
 def test_groups_of_the_previous_values_file_are_the_same() -> None:
     previous = load_all(PREVIOUS.read_text())[0]
     case = EXISTING_SECRETS.but({section(role): previous[section(role)] for role in ROLES})

@@ -52,12 +52,12 @@
 {{- $all = merge $all $groups -}}
 {{- if include "penstock.functions.enabled" . -}}{{- $_ := set $all "rewardFunctions" .Values.rewardFunctions -}}{{- end -}}
 {{- range $path, $of := $all -}}
-{{- with $of.requests.memory -}}
+{{- with ($of.requests | default dict).memory -}}
 {{- if gt (include "penstock.bytes" . | int64) (include "penstock.bytes" $of.memory | int64) -}}
 {{- $faults = append $faults (printf "%s.requests.memory: %v is not valid: expected at most %s.memory (%v)" $path . $path $of.memory) -}}
 {{- end -}}
 {{- end -}}
-{{- with $of.requests.cpu -}}
+{{- with ($of.requests | default dict).cpu -}}
 {{- if gt (include "penstock.cores" . | float64) (float64 $of.cpus) -}}
 {{- $faults = append $faults (printf "%s.requests.cpu: %v is not valid: expected at most %s.cpus (%v)" $path . $path $of.cpus) -}}
 {{- end -}}
