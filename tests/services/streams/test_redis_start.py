@@ -203,15 +203,22 @@ def test_a_wrong_command_and_a_wrong_image_are_named(open_path, arguments, path,
     assert message in done.stderr
 
 
-@pytest.mark.parametrize("own", [False, True], ids=["redis", "valkey"])
-async def test_a_restart_loses_no_write_of_a_function(open_path, monkeypatch, own):
-    """The file has a function's writes as a transaction, which Redis loads only if the user default may execute it."""
-    (open_path / "bin").mkdir()
-    (open_path / "bin/redis-server").symlink_to(server_binary() if own else needed("redis-server"))
+@pytest.fixture
+def mounted(open_path, monkeypatch):
+    """The password of user penstock, as this process has it mounted."""
     file = open_path / "mounted"
     file.write_text(PASSWORDS["penstock"])
     monkeypatch.setenv(USERNAME, "penstock")
     monkeypatch.setenv(PASSWORD_FILE, str(file))
+    return file
+
+
+@pytest.mark.usefixtures("mounted")
+@pytest.mark.parametrize("own", [False, True], ids=["redis", "valkey"])
+async def test_a_restart_loses_no_write_of_a_function(open_path, own):
+    """The file has a function's writes as a transaction, which Redis loads only if the user default may execute it."""
+    (open_path / "bin").mkdir()
+    (open_path / "bin/redis-server").symlink_to(server_binary() if own else needed("redis-server"))
     with scripted_server(open_path) as server:
         mine = await connect(f"redis://127.0.0.1:{server.port}/0")
         await RunRecords(mine).create("run", parse_recipe(recipe_document("/none")))
@@ -222,11 +229,7 @@ async def test_a_restart_loses_no_write_of_a_function(open_path, monkeypatch, ow
         await mine.aclose()
 
 
-async def test_a_password_changes_while_clients_are_connected(open_path, monkeypatch):
-    file = open_path / "mounted"
-    file.write_text(PASSWORDS["penstock"])
-    monkeypatch.setenv(USERNAME, "penstock")
-    monkeypatch.setenv(PASSWORD_FILE, str(file))
+async def test_a_password_changes_while_clients_are_connected(open_path, mounted):
     with scripted_server(open_path) as server:
         mine = await connect(f"redis://127.0.0.1:{server.port}/0")
         assert await mine.set("penstock:x", "1")
@@ -240,10 +243,10 @@ async def test_a_password_changes_while_clients_are_connected(open_path, monkeyp
             assert time.monotonic() < ends, f"the server still accepts the old password: {mine.get_retry().reason}"
             await asyncio.sleep(0.05)
         assert not waiting.done()
-        file.write_text("another-1\n")
+        mounted.write_text("another-1\n")
         assert await asyncio.wait_for(waiting, 30.0) == b"1"
         await mine.aclose()
-        file.write_text("wr0ng")
+        mounted.write_text("wr0ng")
         with pytest.raises(RedisUnavailableError, match="rejected the credentials") as raised:
             await connect(f"redis://127.0.0.1:{server.port}/0")
         assert "wr0ng" not in str(raised.value)
@@ -263,13 +266,10 @@ def until(holds, server):
         time.sleep(0.05)
 
 
-async def test_passwords_are_exchanged_while_the_server_runs(open_path, monkeypatch):
+async def test_passwords_are_exchanged_while_the_server_runs(open_path, mounted):
     """The order of docs/operations/redis.md, Changing passwords: at no moment a client is locked out."""
     needed("redis-cli")
-    mounted, secret, old = open_path / "mounted", open_path / "secret", PASSWORDS["penstock"]
-    mounted.write_text(old)
-    monkeypatch.setenv(USERNAME, "penstock")
-    monkeypatch.setenv(PASSWORD_FILE, str(mounted))
+    secret, old = open_path / "secret", PASSWORDS["penstock"]
     with scripted_server(open_path) as server:
         mine = await connect(f"redis://127.0.0.1:{server.port}/0")
         (secret / "penstock-password-other").write_text("n3w")
@@ -295,13 +295,9 @@ async def test_passwords_are_exchanged_while_the_server_runs(open_path, monkeypa
         await mine.aclose()
 
 
-async def test_a_secret_that_vanishes_is_named_and_harms_no_connection(open_path, monkeypatch, caplog):
+async def test_a_secret_that_vanishes_is_named_and_harms_no_connection(open_path, mounted, caplog):
     """The kubelet removes the mounted files, for example because a key of the Secret was renamed."""
     needed("redis-cli")
-    mounted = open_path / "mounted"
-    mounted.write_text(PASSWORDS["penstock"])
-    monkeypatch.setenv(USERNAME, "penstock")
-    monkeypatch.setenv(PASSWORD_FILE, str(mounted))
     with scripted_server(open_path) as server:
         mine = await connect(f"redis://127.0.0.1:{server.port}/0")
         assert await mine.set("penstock:x", "1")
