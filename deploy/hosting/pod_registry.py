@@ -88,7 +88,7 @@ class PodRegistry:
         """
         file = self._folder / f"{os.getpid()}{ENDING}"
         partial = file.with_name(f"{file.name}.partial")
-        partial.write_text(json.dumps({"started": psutil.Process().create_time(), "reason": reason}))
+        partial.write_text(json.dumps({"started": _started(os.getpid()), "reason": reason}))
         partial.rename(file)
 
     def withdraw_end(self) -> None:
@@ -118,10 +118,18 @@ def _requested(file: Path) -> str | None:
     except FileNotFoundError:
         log.debug("%s has just been withdrawn", file.name)
         return None
-    with suppress(psutil.NoSuchProcess):
+    with suppress(FileNotFoundError, ProcessLookupError):
         # Another process may have its id by now.
-        if psutil.Process(int(file.stem)).create_time() == request["started"]:
+        if _started(int(file.stem)) == request["started"]:
             return str(request["reason"])
     log.warning("the process that asked to end this pod has died: %s", request["reason"])
     file.unlink(missing_ok=True)
     return None
+
+
+def _started(pid: int) -> str:
+    """When a process started, in ticks since the boot (proc(5), field 22 of stat): no change of the clock moves it.
+
+    Raises FileNotFoundError or ProcessLookupError if there is none.
+    """
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]

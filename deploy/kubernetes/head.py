@@ -6,6 +6,7 @@ Must not end runs when it ends: their processes are in other pods, where the nex
 from __future__ import annotations
 
 import argparse
+import asyncio
 import logging
 import signal
 import time
@@ -14,9 +15,10 @@ from types import FrameType
 import psutil
 
 from deploy.hosting.nodes.ray_node import StoreWatch, joined, started_node
-from deploy.kubernetes.pod import Pod, PodError, leave
+from deploy.kubernetes.pod import Pod, PodError, run_and_leave
 from deploy.kubernetes.probes import PORT, Probes
 from services.process import add_redis_option, configure_logging
+from services.streams.connection.client import RedisUnavailableError, server_id
 
 log = logging.getLogger(__name__)
 
@@ -25,6 +27,7 @@ START_S = 180.0
 SILENT_S = 120.0
 """After this many seconds without a check of the controller, the liveness probe fails and the pod is restarted."""
 WATCH_S = 1.0
+SERVER_S = 5.0
 
 
 class Head:
@@ -67,7 +70,14 @@ class Head:
             if time.monotonic() > ends:
                 raise PodError(f"Ray's control store has not answered within {START_S:g} s")
             time.sleep(WATCH_S)
-        self._store = StoreWatch(node)
+        self._store = StoreWatch(node, self._server)
+
+    def _server(self) -> str | None:
+        try:
+            return asyncio.run(server_id(self._redis_url, SERVER_S))
+        except (RedisUnavailableError, TimeoutError) as error:
+            log.info("Redis does not answer: %s", error)
+            return None
 
     def _check(self) -> None:
         self._pod.reap()
@@ -107,4 +117,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    leave(main())
+    run_and_leave(main)

@@ -19,7 +19,7 @@ import psutil
 from deploy.hosting.environment import ROLES
 from deploy.hosting.nodes.ray_node import Node, drain, joined, started_node
 from deploy.kubernetes.node_facts import gpu_problem, label_variables, report
-from deploy.kubernetes.pod import Pod, PodError, leave
+from deploy.kubernetes.pod import Pod, PodError, run_and_leave
 from deploy.kubernetes.probes import PORT, Probes
 from services.process import configure_logging
 
@@ -125,4 +125,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    leave(main())
+    run_and_leave(main)

@@ -11,6 +11,7 @@ import resource
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
@@ -102,13 +103,20 @@ class Pod:
                 log.debug("process %d has ended already", child.pid)
 
 
-def leave(status: int) -> NoReturn:
-    """End this process, the pod's first, without tearing Python down.
+def run_and_leave(main: Callable[[], int]) -> NoReturn:
+    """Run the first process of a pod, and end it with the status that `main` returns, without tearing Python down.
 
     Threads of Ray's client are native and outlive their client. If the control store ended at the same moment, as when
     all pods of a cluster are deleted, one of them was seen to crash the interpreter at its exit (signal 11), which
     makes an orderly end look like a failed pod. Nothing is left to tear down: all children have ended.
     """
+    try:
+        status = main()
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else int(bool(end.code))
+    except BaseException:
+        log.exception("the first process of this pod failed")
+        status = 1
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()

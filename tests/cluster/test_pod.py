@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -18,8 +19,11 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
+from ray.exceptions import RpcError
 
 from deploy.hosting.hosted_service import HostedService
+from deploy.hosting.nodes import ray_node
+from deploy.hosting.nodes.ray_node import Node, StoreWatch
 from deploy.hosting.pod_registry import POD_DRAIN_S, VARIABLE, PodProcess, PodRegistry
 from deploy.kubernetes import node, node_facts
 from deploy.kubernetes import pod as pods
@@ -185,10 +189,90 @@ def test_a_request_to_end_holds_while_its_process_lives(
     registry.request_end("again")
     [own] = tmp_path.iterdir()
     other = own.with_name(own.name.replace(str(os.getpid()), str(os.getppid())))
-    living = {"started": psutil.Process(os.getppid()).create_time(), "reason": "another"}
-    other.write_text(json.dumps(living | {"started": living["started"] - 1}))
+    started = Path(f"/proc/{os.getppid()}/stat").read_text().rpartition(")")[2].split()[19]
+    living = {"started": started, "reason": "another"}
+    other.write_text(json.dumps(living | {"started": str(int(started) - 1)}))
     assert registry.end_reason() == "again"
     assert list(tmp_path.iterdir()) == [own], "another process has the id of the one that died"
     other.write_text(json.dumps(living))
     registry.withdraw()
     assert registry.end_reason() == "another", "each process withdraws its own request"
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "said"),
+    [
+        ("return 3", 3, ""),
+        ("raise SystemExit(0)", 0, ""),
+        ("raise SystemExit(2)", 2, ""),
+        ("raise RuntimeError('Ray is lost')", 1, "RuntimeError: Ray is lost"),
+    ],
+)
+def test_the_first_process_leaves_without_a_teardown(body: str, status: int, said: str) -> None:
+    """Native threads of Ray's client may crash in one, whichever way the process ends."""
+    program = (
+        "import atexit; from deploy.kubernetes.pod import run_and_leave\n"
+        "atexit.register(print, 'torn down')\n"
+        f"def main():\n    print('works'); {body}\n"
+        "run_and_leave(main)"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stdout) == (status, "works\n")
+    assert said in ended.stderr
+
+
+class Store:
+    """A control store and its Redis, as `StoreWatch` asks for them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.fault: Exception | None = None
+        self.server: str | None = "a"
+        self.reads = 0
+        self.answers = threading.Event()
+        self.answers.set()
+        for name in ("READ_EVERY_S", "LOST_S"):
+            monkeypatch.setattr(ray_node, name, 0.02 if name == "READ_EVERY_S" else 0.3)
+        monkeypatch.setattr(ray_node, "store_reader", lambda gcs: self.read)
+
+    def read(self, timeout_s: float) -> None:
+        self.reads += 1
+        assert self.answers.wait(60)
+        if self.fault:
+            raise self.fault
+
+    def watched(self) -> StoreWatch:
+        return StoreWatch(Node("n", "h:1"), lambda: self.server)
+
+    def until_read(self) -> None:
+        before = self.reads
+        until(lambda: self.reads > before + 1)
+
+
+def test_a_store_that_reads_nothing_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store(monkeypatch)
+    watch = store.watched()
+    store.until_read()
+    assert watch.problem is None
+    store.fault = RpcError("timed out")
+    until(lambda: str(watch.problem).startswith("Ray's control store has read nothing from Redis for"))
+    store.fault = None
+    until(lambda: watch.problem is None)
+    store.answers.clear()  # the watch hangs
+    until(lambda: watch.problem is not None)
+    store.answers.set()
+    until(lambda: watch.problem is None)
+    watch.close()
+
+
+def test_a_store_of_another_server_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store(monkeypatch)
+    watch = store.watched()
+    for server in (None, "a"):
+        store.server = server
+        store.until_read()
+        assert watch.problem is None
+    store.server = "b"
+    until(lambda: str(watch.problem).startswith("Redis is another server"))
+    store.server = None  # it does not answer
+    until(lambda: watch.problem is None)
+    watch.close()

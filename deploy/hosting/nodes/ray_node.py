@@ -21,8 +21,8 @@ log = logging.getLogger(__name__)
 
 REQUEST_S = 5.0
 READ_EVERY_S = 5.0
-LOST_S = 30.0
-"""After how long without a read the control store has lost Redis. One that is busy answers later than usual."""
+LOST_S = 60.0
+"""After how long without a read the control store has lost Redis. One on a busy machine answers late."""
 
 
 class Node(NamedTuple):
@@ -63,19 +63,32 @@ def joined(node: Node) -> bool:
 
 
 class StoreWatch:
-    """Notices that the control store no longer reaches Redis, from a thread: it never connects again by itself.
+    """Notices, from a thread, that the control store no longer reaches its Redis: it never connects again by itself.
 
     Ray would end it at the fifth error of a request, also when Redis only refuses writes for a while because its memory
     or volume is full; with the retries of deploy.hosting.environment it waits instead. Its callers wait with it, so
     that the head's own thread may hang in Ray.
+
+    `server`: the id of the server that a new connection reaches, "" where it has none; None if there is no answer.
     """
 
-    def __init__(self, node: Node) -> None:
-        self.problem: str | None = None
-        """Why the head has to restart."""
+    def __init__(self, node: Node, server: Callable[[], str | None]) -> None:
         self._gcs = node.gcs
+        self._server = server
+        self._read_at = self._same_at = time.monotonic()
         self._stopping = threading.Event()
         threading.Thread(target=self._watch, name="store-watch", daemon=True).start()
+
+    @property
+    def problem(self) -> str | None:
+        """Why the head has to restart, or None. A watch that hangs or has ended is a reason as well."""
+        now = time.monotonic()
+        if now - self._read_at > LOST_S:
+            return f"Ray's control store has read nothing from Redis for {now - self._read_at:.0f} s"
+        if now - self._same_at > LOST_S:
+            # A server that became a replica lets its clients stay, and refuses their writes.
+            return f"Redis is another server, for {now - self._same_at:.0f} s, than that of Ray's control store"
+        return None
 
     def close(self) -> None:
         """Ask nothing more."""
@@ -83,17 +96,18 @@ class StoreWatch:
 
     def _watch(self) -> None:
         read: Callable[[float], None] | None = None
-        read_at = time.monotonic()
+        first: str | None = None
         while not self._stopping.wait(READ_EVERY_S):
             try:
                 read = read or store_reader(self._gcs)
                 read(REQUEST_S)
-                read_at = time.monotonic()
-            except RayError as error:
+                self._read_at = time.monotonic()
+            except (RayError, OSError, ValueError) as error:
                 log.warning("Ray's control store did not read from Redis: %s", _first_line(error))
-            silent_s = time.monotonic() - read_at
-            lost = silent_s > LOST_S
-            self.problem = f"Ray's control store has read nothing from Redis for {silent_s:.0f} s" if lost else None
+            found = self._server()
+            first = first or found
+            if found is None or found == first:
+                self._same_at = time.monotonic()
 
 
 def drain(node: Node, deadline_s: float) -> None:

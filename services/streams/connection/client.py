@@ -252,3 +252,18 @@ async def connection_problem(redis: Redis, deadline_s: float = 5.0) -> str | Non
     except (redis_errors.RedisError, OSError) as error:
         return str(error)
     return None
+
+
+async def server_id(url: str, deadline_s: float) -> str:
+    """Which server a new connection reaches: it has another id after a restart, and after a failover to a replica.
+
+    Empty where a server does not say. Raises RedisUnavailableError, TimeoutError.
+    """
+    redis = await connect(url, deadline_s)
+    try:
+        async with asyncio.timeout(deadline_s):
+            return str((await redis.info("server")).get("run_id", ""))
+    except redis_errors.RedisError as error:
+        raise RedisUnavailableError(f"Redis at {redacted(url)} cannot be used: {error}") from None
+    finally:
+        await redis.aclose()

@@ -93,8 +93,7 @@ async def forget_unproven(redis: Redis, keys: RunKeys) -> int:
 
 async def forget_place(redis: Redis, keys: RunKeys, name: str) -> bool:
     """Forget the place of this name, whatever is behind it; False if there is none."""
-    # Earlier releases ended the name of a place without a device with a space.
-    return bool(await redis.hdel(keys.places, name, f"{name} "))
+    return bool(await redis.hdel(keys.places, name))
 
 
 async def avoided_places(redis: Redis, keys: RunKeys) -> list[AvoidedPlace]:

@@ -24,6 +24,7 @@ from services.streams.connection.client import (
     client,
     connect,
     connection_problem,
+    server_id,
 )
 from services.streams.connection.functions import load
 from services.streams.keys import RunKeys
@@ -327,3 +328,16 @@ async def test_a_deadline_that_ends_while_a_command_is_sent_counts(own_server, m
         await tasks[0]
     assert await redis.set("found", "1")
     assert await redis.get("found") == b"1", "no later command gets the answer"
+
+
+async def test_a_server_has_another_id_after_a_restart(tmp_path):
+    with start_server(tmp_path) as server:
+        url = f"redis://127.0.0.1:{server.port}/0"
+        first = await server_id(url, 30)
+        assert len(first) == 40
+        assert await server_id(url, 30) == first
+        server.stop()
+        with pytest.raises(RedisUnavailableError):
+            await server_id(url, 0.3)
+        server.start()
+        assert await server_id(url, 30) != first
