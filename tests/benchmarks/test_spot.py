@@ -28,7 +28,7 @@ def test_a_member_counts_while_it_draws(tmp_path: Path) -> None:
     file = tmp_path / "count"
     new_count(file)
     process = None
-    member = Member(process, file)  # type: ignore[arg-type]
+    member = Member(process, file, slot=0)  # type: ignore[arg-type]
     assert member.ready_s(0.0, 100.0) == 0.0
     file.write_bytes(_COUNT.pack(7, 20.0, 61.0))
     assert (read_count(file).drawn, member.ready_s(0.0, 100.0), member.ready_s(30.0, 40.0)) == (7, 80.0, 10.0)

@@ -40,7 +40,15 @@ class LeaseLostError(RuntimeError):
 
 async def renew_lease(redis: Redis, lease: Lease) -> bool:
     """Renew a lease once; False if another consumer owns the entry or it was acked."""
-    return bool(await call(redis, "renew_lease", **_named(lease)))
+    renewed = await call(
+        redis,
+        "renew_lease",
+        stream_key=lease.stream,
+        consumer_group=lease.consumer_group,
+        consumer=lease.consumer,
+        entry=lease.entry,
+    )
+    return bool(renewed)
 
 
 async def return_lease(redis: Redis, lease: Lease, lease_s: float) -> bool:
@@ -48,18 +56,17 @@ async def return_lease(redis: Redis, lease: Lease, lease_s: float) -> bool:
 
     False if another consumer owns the entry or it was acked.
     """
-    idle_ms = int(lease_s * 1000) + 1
-    return bool(await call(redis, "return_lease", **_named(lease), returned=RETURNED, idle_ms=idle_ms))
-
-
-def _named(lease: Lease) -> dict[str, str]:
-    """A lease as the Redis functions take it."""
-    return {
-        "stream_key": lease.stream,
-        "consumer_group": lease.consumer_group,
-        "consumer": lease.consumer,
-        "entry": lease.entry,
-    }
+    returned = await call(
+        redis,
+        "return_lease",
+        stream_key=lease.stream,
+        consumer_group=lease.consumer_group,
+        consumer=lease.consumer,
+        entry=lease.entry,
+        returned=RETURNED,
+        idle_ms=int(lease_s * 1000) + 1,
+    )
+    return bool(returned)
 
 
 async def restart_leases(redis: Redis, stream: str, consumer_group: str) -> None:

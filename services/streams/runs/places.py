@@ -79,8 +79,15 @@ async def avoid(redis: Redis, keys: RunKeys, place: AvoidedPlace) -> bool:
 
     Like a heartbeat it needs no owner: a process may report its device, and exits.
     """
-    entry = {"field": place.name, "now": repr(time.time()), "place": place.model_dump_json()}
-    return bool(await call(redis, "avoid_place", places_key=keys.places, **entry))
+    fresh = await call(
+        redis,
+        "avoid_place",
+        places_key=keys.places,
+        field=place.name,
+        now=repr(time.time()),
+        place=place.model_dump_json(),
+    )
+    return bool(fresh)
 
 
 async def forget_unproven(redis: Redis, keys: RunKeys) -> int:

@@ -118,7 +118,6 @@ async def test_a_place_has_one_name_and_can_be_forgotten_by_it(redis, run_id):
     node, device = place("learner", "a", ""), place()
     assert [node.name, device.name] == ["learner a", "rollout n GPU-a"]
     assert [await avoid(redis, keys, each) for each in (node, device, node)] == [True, True, False]
-    await redis.hset(keys.places, "learner a ", node.model_dump_json())  # as earlier releases wrote it
     assert {found.name for found in await avoided_places(redis, keys)} == {node.name, device.name}
     assert [await forget_place(redis, keys, name) for name in (node.name, node.name, "rollout n")] == [
         True,
