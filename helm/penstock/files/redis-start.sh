@@ -30,8 +30,9 @@ users=${REDIS_USERS:-/tmp/users.acl}
 keeper=$users.keeper
 looked=$users.looked # changed at each look of the watch
 reserve=$data/reserve
-restoring=$users.restore # locked by a restore while it works
+restoring=$users.restore # locked by a restore while it works, as file descriptor 9
 patience=${REDIS_PATIENCE_S:-300} # how long a restore waits for a server that does not do what it is told
+limit=${REDIS_ANSWER_S:-5} # how long one call waits for the server's answer
 port=${REDIS_PORT:-6379}
 
 # What Penstock needs: keys under penstock: and nothing else. docs/operations/redis.md contains the same lines.
@@ -115,9 +116,10 @@ client() {
   exec "$cli" -h 127.0.0.1 -p "$port" "$@"
 }
 
-# Whether the server has ended: nothing listens on its port. A server that only does not answer still listens.
+# Whether the server has ended: nothing listens on its port. A server that only does not answer still listens. Here and
+# in `ask`, busybox' timeout leaves a process for up to a second, which must not keep the lock of a restore.
 ended() {
-  case $(timeout 5 sh "$0" client ping 2>&1) in
+  case $(timeout "$limit" sh "$0" client ping 2>&1 9>&-) in
     *'Connection refused'*) ;;
     *) return 1 ;;
   esac
@@ -130,7 +132,7 @@ ask() {
     cat "$keeper"
     printf '\n'
     printf '%s\n' "$@"
-  } | timeout 5 sh "$0" client 2>/dev/null | tail -n +2
+  } | timeout "$limit" sh "$0" client 2>/dev/null 9>&- | tail -n +2
 }
 
 # Total and available KiB of the volume.
@@ -206,8 +208,9 @@ fact() {
 forget_restore() {
   for left in "$data/restore.rdb.new" "$data/restore.rdb"; do
     if [ ! -e "$left" ]; then continue; fi
-    # Not while a restore works, nor after one for which the server has ended.
-    if (flock -n 9 && ! ended && rm "$left") 9> "$restoring"; then
+    # Not while a restore works, nor after one for which the server has ended. The lock is shared, so that a restore
+    # does not take the watch for another one.
+    if (flock -s -n 9 && ! ended && rm "$left") 9> "$restoring"; then
       echo "redis: $left was left by a restore that was killed, and is deleted: the server keeps its data" >&2
     fi
   done
@@ -362,7 +365,7 @@ container's memory" ;;
 
 # The server's answer to PING; empty without an answer.
 answer() {
-  REDISCLI_AUTH=none VALKEYCLI_AUTH=none timeout 5 sh "$0" client --user probe ping 2>/dev/null || true
+  REDISCLI_AUTH=none VALKEYCLI_AUTH=none timeout "$limit" sh "$0" client --user probe ping 2>/dev/null || true
 }
 
 # Whether the watch has looked within a minute. Without it, a full volume would end the server, and a server that refuses
@@ -379,6 +382,21 @@ backup() {
 # Seconds that a jump of the clock does not change.
 seconds() {
   cut -d . -f 1 /proc/uptime
+}
+
+# Lock other restores out. The watch has the lock too, while it deletes what a killed restore has left: for seconds, if
+# the server does not answer.
+lock_restores() {
+  lock=$(program flock)
+  ends=$(($(seconds) + patience))
+  until "$lock" -n 9; do # busybox' flock cannot limit its time
+    "$lock" -s -n 9 || refuse 'restore: another restore works: try again when it has ended'
+    "$lock" -u 9
+    if [ "$(seconds)" -ge "$ends" ]; then
+      refuse "restore: after $patience s the watch still deletes what a killed restore has left: nothing has changed"
+    fi
+    sleep 0.2
+  done
 }
 
 # Wait until the server answers that no rewriting of the append-only file needs the volume's space. The watch starts none
@@ -433,7 +451,7 @@ restore() {
   umask 077
   incoming=$data/restore.rdb.new
   exec 9> "$restoring"
-  flock -n 9 || refuse 'restore: another restore works: try again when it has ended'
+  lock_restores
   trap 'rm -f "$incoming"' EXIT
   trap 'exit 1' HUP INT TERM
   : > "$incoming"

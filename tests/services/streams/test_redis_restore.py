@@ -1,6 +1,8 @@
 """The chart's `restore`: a backup that does not fit harms nothing, and one that was interrupted is installed once."""
 
+import fcntl
 import re
+import shutil
 import signal
 import stat
 import subprocess
@@ -21,6 +23,8 @@ from tests.harness.servers.release_redis import ReleaseRedis
 pytestmark = pytest.mark.timeout(120)
 
 WAIT_S = 40.0
+ANSWER_S = "1"
+"""Instead of 5: most of what these tests wait for."""
 
 ON_A_DISK = pytest.mark.skipif(bool(disk.refusal()), reason=disk.refusal() or "")
 
@@ -28,7 +32,7 @@ ON_A_DISK = pytest.mark.skipif(bool(disk.refusal()), reason=disk.refusal() or ""
 @pytest.fixture
 def server(open_path):
     needed("redis-cli")
-    server = ReleaseRedis(open_path)
+    server = ReleaseRedis(open_path, REDIS_ANSWER_S=ANSWER_S)
     with server.process:
         yield server
         print(server.process.log.read_text()[-20_000:])  # shown if the test fails
@@ -191,16 +195,44 @@ def test_a_server_that_answers_late_is_told_again_to_end(server):
     assert client(server).exists("penstock:backup", "penstock:later") == 1
 
 
+def locked(server):
+    with (server.folder / "users.acl.restore").open() as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
 def test_what_a_killed_restore_left_is_deleted(server):
     data, log = server.folder / "data", server.process.log
     client(server).set("penstock:kept", "1")
     with restoring(server, b"REDIS0") as command:
         command.kill()
-    until(lambda: not list(data.glob("restore*")), "the watch rewrites again")
-    assert f"redis: {data}/restore.rdb.new was left by a restore that was killed, and is deleted" in log.read_text()
-    (data / "restore.rdb").write_bytes(b"REDIS0")  # by one that was killed before it ended the server
-    until(lambda: not list(data.glob("restore*")), "a later start must not install it")
+    with stopped(server):
+        until(lambda: not locked(server), "the killed restore's child ends")
+        (data / "restore.rdb").write_bytes(b"REDIS0")  # by one that was killed before it ended the server
+        until(lambda: locked(server), "the watch asks whether the server has ended")
+        waiting = server.begin("restore")
+        with pytest.raises(subprocess.TimeoutExpired):
+            waiting.wait(0.5)
+    assert b"standard input is not valid" in waiting.communicate(timeout=WAIT_S)[1], "it waits for the watch"
+    until(lambda: not list(data.glob("restore*")), "a later start must not install it, and the watch rewrites again")
+    for name in ("restore.rdb.new", "restore.rdb"):
+        assert f"redis: {data}/{name} was left by a restore that was killed, and is deleted" in log.read_text()
     assert client(server).get("penstock:kept") == "1"
+
+
+def test_restores_follow_each_other_at_once_in_busybox(open_path):
+    """Its `timeout` leaves a process for up to a second after the command."""
+    needed("redis-cli")
+    (open_path / "bin").mkdir()
+    for name in ("sh", "timeout"):
+        shutil.copy(needed("busybox"), open_path / "bin" / name)
+    server = ReleaseRedis(open_path)
+    with server.process:
+        for _ in range(3):
+            assert b"standard input is not valid" in server.attempt("restore").stderr
 
 
 @ON_A_DISK

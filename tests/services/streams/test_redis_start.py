@@ -192,6 +192,7 @@ def test_a_wrong_setting_fails_in_one_line(open_path, shell, secret, content, ch
     [
         (["nope"], None, "command: 'nope' is not valid: expected start, ping, alive, backup or restore"),
         ([], "/nowhere", "none of the programs redis-server valkey-server exists"),
+        (["restore"], "/nowhere", "none of the programs flock exists: expected an official image of Redis or Valkey"),
     ],
 )
 def test_a_wrong_command_and_a_wrong_image_are_named(open_path, arguments, path, message):
