@@ -187,7 +187,7 @@ report() {
 # Rewrite the append-only file if the new one fits beside it and is smaller: it is at most as large as the data. While
 # the volume is open, only a file that has doubled, as the server would do; after a failure, only once a minute.
 rewrite() {
-  if [ -e "$data/restore.rdb.new" ]; then return; fi
+  if [ -e "$data/restore.rdb.new" ] || [ -e "$data/restore.rdb" ]; then return; fi
   facts=$(ask 'INFO memory' 'INFO persistence' | tr -d '\r')
   used=$(fact used_memory) written=$(fact aof_current_size) base=$(fact aof_base_size)
   if [ "$(fact aof_rewrite_in_progress)" != 0 ] || [ "${used:-0}" -ge "${written:-0}" ]; then return; fi
@@ -413,17 +413,23 @@ await_rewriting() {
   done
 }
 
-# End the server. One that does not answer, or that still sends a backup, may need to be told more than once.
+# End the server. One that does not answer, or that still sends a backup, may need to be told more than once. $1: the
+# backup, which is deleted if the server does not end.
 end_server() {
+  # The server may end at any moment after it was told, so that neither a signal nor an error may delete the backup.
+  trap 'echo "redis: the server has been told to end: the restore goes on" >&2' HUP INT TERM
+  trap : PIPE
+  set +e
   ends=$(($(seconds) + patience))
   # Before it ends: its container ends this process too.
-  echo 'redis: the server ends, and starts with the backup' >&2
+  echo 'redis: the server ends, and starts with the backup' >&2 || exit 1
   while :; do
     reply=$(ask 'SHUTDOWN NOSAVE')
     sleep 1
     if ended; then return; fi
     found="the server has not ended (${reply:-no answer})"
     if [ "$(seconds)" -ge "$ends" ]; then
+      rm -f "$1" || exit 1 # before the line says so: a server that ends now starts with what is there
       refuse "restore: after $patience s $found: the backup is deleted, the server keeps its data"
     fi
     echo "redis: $found: it is told again" >&2
@@ -470,7 +476,7 @@ restore() {
   if [ -z "$(tail -c 40 "$incoming" | tr -d 0-9a-f)" ]; then truncate -s $((got - 40)) "$incoming"; fi
   mv "$incoming" "$data/restore.rdb"
   incoming=$data/restore.rdb # a later start would install it, whatever was written until then
-  end_server
+  end_server "$incoming"
   trap - EXIT
 }
 

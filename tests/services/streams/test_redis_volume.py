@@ -1,5 +1,6 @@
 """The chart's start script on a small volume that fills: the server refuses writes, lives, and starts again."""
 
+import fcntl
 import os
 import signal
 import time
@@ -36,6 +37,12 @@ def until(holds, what):
     while not holds():
         assert time.monotonic() < ends, what
         time.sleep(0.05)
+
+
+def await_looks(folder, count):
+    """Each fifth one is at what a restore has left and at the append-only file."""
+    looked, seen = folder / "users.acl.looked", set()
+    until(lambda: seen.add(looked.stat().st_mtime_ns) or len(seen) > count, f"the watch looks {count} times")
 
 
 def refusal(redis, *command):
@@ -123,10 +130,19 @@ def test_a_fast_writer_does_not_outrun_the_watch(open_path):
 
 def test_the_file_of_an_open_volume_is_rewritten(open_path):
     needed("redis-cli")
+    left, lock = open_path / "data/restore.rdb", open_path / "users.acl.restore"
     with scripted_server(open_path) as server:
         mine = server.client(username="penstock", password=PASSWORDS["penstock"])
-        for _ in range(70):
-            mine.set("penstock:x", b"x" * 2**20)
+        lock.touch()
+        lock.chmod(0o666)
+        with lock.open() as held:
+            fcntl.flock(held, fcntl.LOCK_EX)  # as a restore that ends the server
+            left.touch()
+            for _ in range(70):
+                mine.set("penstock:x", b"x" * 2**20)
+            await_looks(open_path, 6)
+            assert "redis: rewriting" not in server.log.read_text(), "beside a restore"
+            assert left.exists()
         until(lambda: mine.info("persistence")["aof_current_size"] < 2**26, "the file is rewritten")
         log = server.log.read_text()
         assert log.count("redis: rewriting the append-only file: it has 70 MiB, the data ") == 1, log
