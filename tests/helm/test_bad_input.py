@@ -354,10 +354,25 @@ def names_of_other_pods() -> list[str]:
     return [f"penstock-{component}" for component in components.split("|")] + others
 
 
+REFUSED_NAME = r'fullnameOverride: "{0}" is not valid: .* \(now "{1}"\) .* component .*\bhead\b'
+
+
 @each("name", names_of_other_pods)
 def test_a_name_that_begins_the_names_of_other_pods_is_rejected(name: str) -> None:
-    with pytest.raises(HelmError, match=rf'fullnameOverride: "{name}" is not valid: .* component .*\bhead\b'):
+    with pytest.raises(HelmError, match=REFUSED_NAME.format(name, name)):
         template(DEFAULTS.but({"fullnameOverride": name}))
+
+
+@each("release", ["penstock-head", "my-penstock-cpu-b", "penstock-uninstall-2"])
+def test_a_release_whose_own_name_does_so_is_rejected(release: str) -> None:
+    with pytest.raises(HelmError, match=REFUSED_NAME.format("", release)):
+        template_as(release, DEFAULTS)
+
+
+@each("release", ["team-cpu-penstock", "my-head-penstock", "team-redis-2", "head", "api-penstock"])
+def test_a_gitops_tool_still_renders_an_installed_release(release: str) -> None:
+    """It calls `helm template`, for which every release is new. No name that the chart makes is the start of these."""
+    assert template_as(release, DEFAULTS)
 
 
 def test_an_installed_release_keeps_the_name_of_a_component() -> None:

@@ -78,8 +78,11 @@
 {{- end -}}
 {{- $name := include "penstock.fullname" . -}}
 {{- $parts := "api|cpu|functions|head|learner|redis|rollout|uninstall|verifier" -}}
-{{- if and .Release.IsInstall (regexMatch (printf "-(%s)(-|$)" $parts) $name) -}}
-{{- /* Alerts find pods by name. An installed release keeps its name, as all its objects do. */ -}}
+{{- /* Alerts find pods by name. Names that the chart makes have its own name in them, and so does the shorter one. GitOps tools
+       render an installed release as an install too: a name made from the release's is refused for no more than that. */ -}}
+{{- $refused := printf "-(%s)$|%s.*-(%s)-" $parts (.Values.nameOverride | default .Chart.Name) $parts -}}
+{{- if .Values.fullnameOverride -}}{{- $refused = printf "-(%s)(-|$)" $parts -}}{{- end -}}
+{{- if and .Release.IsInstall (regexMatch $refused $name) -}}
 {{- $faults = append $faults (printf "fullnameOverride: %q is not valid: expected a full name (now %q) without the name of a component (%s), because a release of the shorter name would count its pods as its own" .Values.fullnameOverride $name (replace "|" ", " $parts)) -}}
 {{- end -}}
 {{- if not (regexMatch "^[a-z]([a-z0-9-]*[a-z0-9])?$" $name) -}}
