@@ -6,9 +6,12 @@ Must not check what null leaves in place; test_group_defaults.py does for groups
 from __future__ import annotations
 
 import json
+import re
+import shutil
 from collections.abc import Iterator
 from functools import cache
 from itertools import groupby
+from pathlib import Path as File
 from typing import Any
 
 import jsonschema
@@ -16,14 +19,42 @@ import pytest
 import yaml
 
 from tests.harness.each import each
-from tests.helm.cases import DEFAULTS, EVERYTHING, EXTERNAL_REDIS, HUB, REWARDS, SENTINELS, TRACKED
-from tests.helm.rendering import CHART, Case, Document, HelmError, default_values, merged, template
+from tests.helm.cases import (
+    DEFAULTS,
+    EVERYTHING,
+    EXTERNAL_REDIS,
+    HUB,
+    OBJECT_STORE_BY_ROLE,
+    REWARDS,
+    SENTINELS,
+    SHARED_CLAIM,
+    TRACKED,
+)
+from tests.helm.rendering import (
+    CHART,
+    FULLNAME,
+    NAMESPACE,
+    Case,
+    Document,
+    HelmError,
+    default_values,
+    helm,
+    load_all,
+    merged,
+    parse,
+    template,
+)
 
 Path = tuple[str, ...]
 TRACES = ("nil pointer", "runtime error", "executing", "error calling", "wrong type", "YAML parse error", "<nil>")
 """Parts of messages of Helm that name a line of a template, and not the value."""
-TOGETHER_REFUSED = {("redis", "image", "tag"), ("rollout", "memory"), ("learner", "memory")}
-"""Accepted alone: a digest is enough, and a smaller pod holds smaller segments."""
+TOGETHER_REFUSED = {
+    ("redis", "image", "tag"),
+    ("rollout", "memory"),
+    ("learner", "memory"),
+    ("storage", "claim", "existingClaim"),
+}
+"""Accepted alone: a digest is enough, a smaller pod holds smaller segments, and the chart's own claim has a size."""
 ISSUER = {"issuer": "https://sign-in.example.org", "audience": "penstock", "groups": {"ml": {"*": "viewer"}}}
 ALL_ON = Case(
     "all that values can switch on",
@@ -38,10 +69,12 @@ ALL_ON = Case(
     ),
     api_versions=EVERYTHING.api_versions,
 )
-CASES = (DEFAULTS, ALL_ON, SENTINELS)
+CASES = (DEFAULTS, ALL_ON, SENTINELS, SHARED_CLAIM, OBJECT_STORE_BY_ROLE)
 NEEDED: list[tuple[Case, Path]] = [
     (DEFAULTS, ("rollout", "memory")),
     (DEFAULTS, ("learner", "memory")),
+    (DEFAULTS, ("storage", "claim", "sameNode")),
+    (SENTINELS, ("storage", "claim", "sameNode")),
     *(
         (ALL_ON, tuple(path.split(".")))
         for path in (
@@ -61,6 +94,28 @@ NEEDED: list[tuple[Case, Path]] = [
     (SENTINELS, ("redis", "external", "sentinel", "service")),
 ]
 """What another value of a case needs: without it, one line says so."""
+UNUSED: list[tuple[Case, list[str]]] = [
+    (
+        DEFAULTS,
+        [
+            *(
+                f"redis.external.{name}"
+                for name in ("database", "tls", "caSecret", "username", "rayUsername", "sentinel")
+            ),
+            *(f"storage.s3.{name}" for name in ("url", "endpoint", "region", "scratch")),
+            *(f"rewardFunctions.{name}" for name in ("replicas", "processes", "cpus", "memory", "tmpSize")),
+            "metrics.rules.operator.namespace",
+            "metrics.dashboards.labels",
+        ],
+    ),
+    (EXTERNAL_REDIS, [f"redis.{name}" for name in ("image", "cpus", "memory", "maxMemoryMiB", "persistence")]),
+    (SHARED_CLAIM, [f"storage.claim.{name}" for name in ("size", "accessMode", "sameNode", "keep")]),
+    (OBJECT_STORE_BY_ROLE, ["storage.claim"]),
+    (DEFAULTS.but({"uninstall": {"drain": False}}, name="no drain"), ["uninstall.timeoutSeconds"]),
+]
+"""Values that a case does not use: an upgrade whose values have null there must go on working."""
+CONDITION = r'Must validate "(then|else)" as "if" was (not )?valid'
+"""Helm says so for each condition of the schema, beside the value's own line."""
 
 
 @cache
@@ -99,14 +154,30 @@ def null_at(*where: Path) -> Document:
     return values
 
 
-def valid(path: Path) -> bool:
-    """Whether the schema accepts the default values without one: Helm removes null and its default, then validates."""
-    values: Document = json.loads(json.dumps(default_values()))
-    here = values
-    for name in path[:-1]:
-        here = here[name]
-    del here[path[-1]]
-    return not list(validator().iter_errors(values))
+def without(values: Document, path: Path) -> Document:
+    """Values without one: so Helm treats null that finds a default."""
+    name, *inner = path
+    return {key: value for key, value in values.items() if key != name or inner} | (
+        {name: without(values[name], tuple(inner))} if inner else {}
+    )
+
+
+def valid(path: Path, case: Case = DEFAULTS) -> bool:
+    """Whether the schema accepts the values of a case without one."""
+    if (case.name, path) not in _valid:
+        _valid[case.name, path] = _accepts(without(merged(default_values(), case.values), path), path[0])
+    return _valid[case.name, path]
+
+
+_valid: dict[tuple[str, Path], bool] = {}
+
+
+def _accepts(values: Document, section: str) -> bool:
+    """Whether the schema accepts one section of the values: none of its rules spans two."""
+    schema = validator().schema
+    if section not in values:
+        return section not in schema["required"]
+    return not list(validator().descend(values[section], schema["properties"][section]))
 
 
 def by_depth(chosen: list[Path]) -> list[tuple[Path, ...]]:
@@ -145,20 +216,117 @@ def empty_by_itself(case: Case) -> set[tuple[str, ...]]:
     return _empty[case.name]
 
 
-@each("where", lambda: by_depth([path for path in every_path() if not valid(path)]), called=lambda where: len(where[0]))
-def test_a_value_that_is_needed_is_refused_by_name(where: tuple[Path, ...]) -> None:
+@each(
+    "case, where",
+    lambda: [
+        (case, where) for case in CASES for where in by_depth([path for path in every_path() if needs(case, path)])
+    ],
+    called=lambda pair: f"{pair[0]}, depth {len(pair[1][0])}",
+)
+def test_a_value_that_is_needed_is_refused_by_name(case: Case, where: tuple[Path, ...]) -> None:
     with pytest.raises(HelmError) as refused:
-        template(DEFAULTS.but(null_at(*where)))
+        template(case.but(null_at(*where)))
     message = str(refused.value)
     lines = {line.removeprefix("- ") for line in message.splitlines() if line.startswith("- ")}
+    lines = {line for line in lines if not re.search(CONDITION, line)}
     assert lines == {f"{'.'.join(path[:-1]) or '(root)'}: {path[-1]} is required" for path in where}
     assert [trace for trace in TRACES if trace in message] == []
+
+
+def needs(case: Case, path: Path) -> bool:
+    """Whether the schema refuses null there, and for other reasons than by default."""
+    return not valid(path, case) and (case is DEFAULTS or valid(path))
+
+
+@each(
+    "case, path",
+    [(case, path) for case, paths in UNUSED for path in paths],
+    called=lambda pair: f"{pair[0]}, {pair[1]}",
+)
+def test_null_of_what_is_not_used_is_accepted(case: Case, path: str) -> None:
+    assert valid(tuple(path.split(".")), case)
+
+
+@each("case, unused", UNUSED, called=lambda pair: pair[0])
+def test_null_of_what_is_not_used_changes_nothing(tmp_path: File, case: Case, unused: list[str]) -> None:
+    where = [tuple(path.split(".")) for path in unused]
+    assert objects(template(case.but(null_at(*where)))) == objects(template(case))
+    # Helm keeps a null that finds no default, as one of an earlier upgrade with `--reuse-values`.
+    chart, values, own = tmp_path / "penstock", default_values(), tmp_path / "own.json"
+    for path in where:
+        values = without(values, path)
+    shutil.copytree(CHART, chart, dirs_exist_ok=True)
+    (chart / "values.yaml").write_text(json.dumps(values))
+    own.write_text(json.dumps(merged(case.values, null_at(*where))))
+    kept = helm("template", "demo", str(chart), "--namespace", NAMESPACE, "--values", str(own), "--is-upgrade")
+    assert objects(kept) == objects(template(case))
+
+
+@each(
+    "path", [path for _, paths in UNUSED[1:] for path in paths if path.rpartition(".")[2] not in ("sameNode", "keep")]
+)
+def test_a_null_that_was_kept_is_refused_once_it_is_used(path: str) -> None:
+    """Nothing removes it: the value is there, and null."""
+    assert not validator().is_valid(merged(default_values(), null_at(tuple(path.split(".")))))
+
+
+def objects(text: str) -> list[Document]:
+    """All objects but Secrets, whose generated content differs."""
+    return [document for document in load_all(text) if document["kind"] != "Secret"]
+
+
+def test_null_replicas_are_those_of_an_autoscaler() -> None:
+    """A HorizontalPodAutoscaler owns the count; an upgrade with a count in the manifest would reset it."""
+    case = ALL_ON.but({"api": {"replicas": None}, "rewardFunctions": {"replicas": None}})
+    specs = [manifest.document["spec"] for manifest in parse(template(case)).all("Deployment")]
+    assert len(specs) == 2
+    assert [spec for spec in specs if "replicas" in spec] == []
+
+
+OPEN: Document = {
+    "image": {"pullPolicy": None, "gpu": None},
+    "api": {"service": {"type": None}},
+    "ray": {
+        "tmpSize": None,
+        "upgradeStrategy": None,
+        "gpuResource": None,
+        "autoscaler": {"idleTimeoutSeconds": None, "upscalingMode": None},
+    },
+    "head": {"expireEndedSeconds": None},
+    "storage": {"claim": {"keep": None}},
+}
+"""Null leaves these to Kubernetes, KubeRay or the chart."""
+
+
+def test_null_of_what_has_another_default_renders_it() -> None:
+    rendering = parse(template(DEFAULTS.but(OPEN)))
+    spec = rendering.cluster.document["spec"]
+    assert spec["upgradeStrategy"] == {"type": "None"}  # KubeRay's own
+    assert {"idleTimeoutSeconds", "upscalingMode"} & set(spec["autoscalerOptions"]) == set()
+    head, rollout = rendering.pod("head"), rendering.pod("rollout")
+    assert (head.volumes["tmp"]["emptyDir"], head.volumes["ray-logs"]["emptyDir"]) == ({}, {})
+    assert head.main.env["PENSTOCK_EXPIRE_ENDED_S"]["value"] == "0"
+    assert rollout.main.document["resources"]["limits"]["nvidia.com/gpu"] == "1"
+    assert {pod.main.document["imagePullPolicy"] for pod in rendering.pods} == {"IfNotPresent"}
+    assert rendering.one("Service", "api").at("spec", "type") == "ClusterIP"
+    assert not rendering.one("PersistentVolumeClaim", name=f"{FULLNAME}-runs").kept
+
+
+EXTERNAL_NULL: Document = {"database": None, "caSecret": None, "username": None, "rayUsername": None}
+
+
+def test_null_of_an_external_redis_is_its_default_user() -> None:
+    rendering = parse(template(EXTERNAL_REDIS.but({"redis": {"external": EXTERNAL_NULL}})))
+    env = rendering.pod("api").main.env
+    assert env["PENSTOCK_REDIS"]["value"] == "redis://redis.data:6379/0"
+    assert {"PENSTOCK_REDIS_USERNAME", "PENSTOCK_REDIS_CA_FILE"} & set(env) == set()
+    assert "redisUsername" not in rendering.cluster.document["spec"]["gcsFaultToleranceOptions"]
 
 
 def others(case: Case) -> list[Path]:
     """The values that the schema accepts as null, without switches, which would hide what they switch on."""
     apart = {path for by, path in NEEDED if by is case} | TOGETHER_REFUSED
-    return [path for path in every_path() if valid(path) and path[-1] != "enabled" and path not in apart]
+    return [path for path in every_path() if valid(path, case) and path[-1] != "enabled" and path not in apart]
 
 
 @each(

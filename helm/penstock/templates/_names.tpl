@@ -44,7 +44,7 @@ labels:
 
 {{- define "penstock.image" -}}
 {{- /* (dict "root" $ "flavour" "cpu") */ -}}
-{{- $image := get .root.Values.image .flavour -}}
+{{- $image := get .root.Values.image .flavour | default dict -}}
 {{- if $image.digest -}}
 {{ .root.Values.image.repository }}@{{ $image.digest }}
 {{- else -}}

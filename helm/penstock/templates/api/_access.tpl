@@ -25,8 +25,8 @@
 {{- $tokens = append $tokens (dict "name" $key "sha256" (sha256sum $token) "roles" (dict "*" (get $roles $key))) -}}
 {{- end -}}
 {{- $access := .Values.api.access -}}
-{{- $file := dict "tokens" (concat $tokens $access.tokens) "projects" $access.projects -}}
-{{- if $access.oidc.issuer }}{{ $_ := set $file "oidc" $access.oidc }}{{ end -}}
+{{- $file := dict "tokens" (concat $tokens ($access.tokens | default list)) "projects" ($access.projects | default dict) -}}
+{{- if ($access.oidc | default dict).issuer }}{{ $_ := set $file "oidc" $access.oidc }}{{ end -}}
 {{ toYaml $file }}
 {{- end }}
 

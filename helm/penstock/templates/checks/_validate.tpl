@@ -48,8 +48,8 @@
 {{- $faults = append $faults (printf "%s.shmSize: %s is not valid: expected at least ray.objectStoreMiB (%v MiB)" $role $of.shmSize $.Values.ray.objectStoreMiB) -}}
 {{- end -}}
 {{- end -}}
-{{- $all := dict "api" .Values.api "redis" .Values.redis "ray.autoscaler" .Values.ray.autoscaler -}}
-{{- $all = merge $all $groups -}}
+{{- $all := merge (dict "api" .Values.api "ray.autoscaler" .Values.ray.autoscaler) $groups -}}
+{{- if not .Values.redis.external.enabled -}}{{- $_ := set $all "redis" .Values.redis -}}{{- end -}}
 {{- if include "penstock.functions.enabled" . -}}{{- $_ := set $all "rewardFunctions" .Values.rewardFunctions -}}{{- end -}}
 {{- range $path, $of := $all -}}
 {{- with ($of.requests | default dict).memory -}}

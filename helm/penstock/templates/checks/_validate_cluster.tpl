@@ -101,7 +101,7 @@ kubectl --namespace {{ .namespace }} create secret {{ .wanted.kind | default "ge
 {{- end -}}
 {{- end -}}
 {{- end -}}
-{{- $claim := .Values.storage.claim.existingClaim -}}
+{{- $claim := (.Values.storage.claim | default dict).existingClaim -}}
 {{- if and (eq .Values.storage.kind "claim") $claim (not (lookup "v1" "PersistentVolumeClaim" $namespace $claim)) -}}
 {{- $faults = append $faults (printf "storage.claim.existingClaim: %q is not valid: expected a PersistentVolumeClaim in namespace %s; create it with kubectl --namespace %s apply, or leave the value empty" $claim $namespace $namespace) -}}
 {{- end -}}

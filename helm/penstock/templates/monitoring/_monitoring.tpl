@@ -12,8 +12,8 @@
 {{- $root := .root -}}
 {{- $own := printf "namespace=%q, release=%q" $root.Release.Namespace $root.Release.Name -}}
 {{- $metric := `\b((?:run:)?(?:penstock_\w+(?::\w+)?|vllm:\w+|up))` -}}
-{{- /* An upgrade that reuses the values of an older release has no `operator`. */ -}}
-{{- $operator := $root.Values.metrics.rules.operator | default (dict "namespace" "kuberay-system" "deployment" "kuberay-operator") -}}
+{{- /* The values of an older release have no `operator`. */ -}}
+{{- $operator := merge (deepCopy ($root.Values.metrics.rules.operator | default dict)) (dict "namespace" "kuberay-system" "deployment" "kuberay-operator") -}}
 {{- range $group := .groups -}}
 {{- $rules := list -}}
 {{- range .rules -}}

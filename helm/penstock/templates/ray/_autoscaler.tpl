@@ -1,9 +1,13 @@
 {{- define "penstock.ray.autoscaler" -}}
 version: v2
-idleTimeoutSeconds: {{ .Values.ray.autoscaler.idleTimeoutSeconds }}
-upscalingMode: {{ .Values.ray.autoscaler.upscalingMode }}
+{{- with .Values.ray.autoscaler.idleTimeoutSeconds }}
+idleTimeoutSeconds: {{ . }}
+{{- end }}
+{{- with .Values.ray.autoscaler.upscalingMode }}
+upscalingMode: {{ . }}
+{{- end }}
 image: {{ include "penstock.image" (dict "root" . "flavour" "cpu") }}
-imagePullPolicy: {{ .Values.image.pullPolicy }}
+imagePullPolicy: {{ .Values.image.pullPolicy | default "IfNotPresent" }}
 # Autoscaler v2 does not allow the pod to restart containers, and the autoscaler exits on an error of the Kubernetes
 # API: without this loop the cluster would not scale again.
 command: [sh, -c]

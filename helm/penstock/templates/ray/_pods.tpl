@@ -43,6 +43,11 @@ requests:
   {{- toYaml $requests | nindent 2 }}
 {{- end }}
 
+{{- define "penstock.emptyDir" -}}
+{{- /* A folder on the node's disk; the size limit may be null. */ -}}
+{{ empty . | ternary dict (dict "sizeLimit" .) | toJson }}
+{{- end }}
+
 {{- define "penstock.env" -}}
 {{- /* For every Penstock process. */ -}}
 {{ include "penstock.redis.env" . }}

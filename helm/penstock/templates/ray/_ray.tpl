@@ -35,7 +35,7 @@ dashboard-host: {{ .root.Values.ray.dashboard | ternary "0.0.0.0" "127.0.0.1" | 
   valueFrom:
     fieldRef:
       fieldPath: spec.nodeName
-{{- if and .of.gpus (eq .root.Values.ray.gpuResource "nvidia.com/gpu") }}
+{{- if and .of.gpus (eq (include "penstock.ray.gpuResource" .root) "nvidia.com/gpu") }}
 # Whole GPUs of NVIDIA are checked before Ray starts.
 - name: PENSTOCK_GPUS
   value: {{ .of.gpus | int | quote }}
@@ -78,8 +78,7 @@ dashboard-host: {{ .root.Values.ray.dashboard | ternary "0.0.0.0" "127.0.0.1" | 
 
 {{- define "penstock.ray.volumes" -}}
 - name: tmp
-  emptyDir:
-    sizeLimit: {{ .root.Values.ray.tmpSize }}
+  emptyDir: {{ include "penstock.emptyDir" .root.Values.ray.tmpSize }}
 # The runtime's default of 64 MB is too small for vLLM's and NCCL's segments.
 - name: shm
   emptyDir:
@@ -92,8 +91,7 @@ dashboard-host: {{ .root.Values.ray.dashboard | ternary "0.0.0.0" "127.0.0.1" | 
 {{- end }}
 {{- if eq .role "head" }}
 - name: ray-logs
-  emptyDir:
-    sizeLimit: {{ .root.Values.ray.tmpSize }}
+  emptyDir: {{ include "penstock.emptyDir" .root.Values.ray.tmpSize }}
 - name: autoscaler-tmp
   emptyDir:
     sizeLimit: 1Gi
@@ -136,10 +134,14 @@ dashboard-host: {{ .root.Values.ray.dashboard | ternary "0.0.0.0" "127.0.0.1" | 
 {{- end }}
 {{- end }}
 
+{{- define "penstock.ray.gpuResource" -}}
+{{ .Values.ray.gpuResource | default "nvidia.com/gpu" }}
+{{- end }}
+
 {{- define "penstock.ray.tolerations" -}}
 {{- /* As JSON. The taint names whole GPUs, even on nodes that offer slices of them. */ -}}
 {{- $tolerations := concat .root.Values.ray.tolerations .of.tolerations -}}
-{{- $resource := .root.Values.ray.gpuResource -}}
+{{- $resource := include "penstock.ray.gpuResource" .root -}}
 {{- if or (gt (int .of.gpus) 0) (include "penstock.ray.onGpuNodes" .) -}}
 {{- range list $resource (printf "%s/gpu" (dir $resource)) | uniq -}}
 {{- $tolerations = append $tolerations (dict "key" . "operator" "Exists" "effect" "NoSchedule") -}}
@@ -159,7 +161,7 @@ dashboard-host: {{ .root.Values.ray.dashboard | ternary "0.0.0.0" "127.0.0.1" | 
 {{- if include "penstock.anyGpus" .root -}}
 {{- $found := include "penstock.storage.shared" . | list | compact -}}
 {{- $selector := include "penstock.ray.nodeSelector" . | fromJson -}}
-{{- $vendor := printf "%s/" (dir .root.Values.ray.gpuResource) -}}
+{{- $vendor := printf "%s/" (include "penstock.ray.gpuResource" .root | dir) -}}
 {{- range $label, $_ := $selector -}}
 {{- if or (has $label $.root.Values.ray.gpuNodeLabels) (hasPrefix $vendor $label) -}}{{- $found = append $found $label -}}{{- end -}}
 {{- end -}}

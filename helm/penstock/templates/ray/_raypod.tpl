@@ -4,7 +4,7 @@
 {{- $gpus := int .of.gpus -}}
 {{- $files := has .role (include "penstock.storage.roles" $root | fromJsonArray) -}}
 {{- $more := deepCopy .of.extraResources -}}
-{{- if $gpus }}{{- $_ := set $more $root.Values.ray.gpuResource (toString $gpus) }}{{- end -}}
+{{- if $gpus }}{{- $_ := set $more (include "penstock.ray.gpuResource" $root) (toString $gpus) }}{{- end -}}
 metadata:
   labels:
     {{- include "penstock.podLabels" (dict "root" $root "component" .role "more" ($files | ternary $root.Values.serviceAccount.podLabels dict)) | nindent 4 }}
@@ -62,7 +62,7 @@ spec:
   containers:
     - name: ray-{{ eq .role "head" | ternary "head" "worker" }}
       image: {{ include "penstock.image" (dict "root" $root "flavour" (gt $gpus 0 | ternary "gpu" "cpu")) }}
-      imagePullPolicy: {{ $root.Values.image.pullPolicy }}
+      imagePullPolicy: {{ $root.Values.image.pullPolicy | default "IfNotPresent" }}
       {{- if eq .role "head" }}
       command: [python, -m, deploy.kubernetes.head]
       {{- else }}

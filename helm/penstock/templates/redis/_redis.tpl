@@ -15,7 +15,7 @@
 
 {{- define "penstock.redis.caSecret" -}}
 {{- /* The Secret with the authority of the server's certificate in ca.crt; empty: the image's authorities, or no TLS. */ -}}
-{{ .Values.redis.external.enabled | ternary .Values.redis.external.caSecret (include "penstock.redis.tlsSecret" .) }}
+{{ .Values.redis.external.enabled | ternary (.Values.redis.external.caSecret | default "") (include "penstock.redis.tlsSecret" .) }}
 {{- end }}
 
 {{- define "penstock.redis.url" -}}
@@ -26,9 +26,9 @@
 {{- else -}}
 {{- $scheme := $external.tls | ternary "rediss" "redis" -}}
 {{- with $external.sentinel.addresses -}}
-{{ $scheme }}+sentinel://{{ join "," . }}/{{ $external.sentinel.service }}/{{ $external.database }}
+{{ $scheme }}+sentinel://{{ join "," . }}/{{ $external.sentinel.service }}/{{ $external.database | default 0 }}
 {{- else -}}
-{{ $scheme }}://{{ $external.address }}/{{ $external.database }}
+{{ $scheme }}://{{ $external.address }}/{{ $external.database | default 0 }}
 {{- end -}}
 {{- end -}}
 {{- end }}
@@ -43,11 +43,11 @@
 {{- end }}
 
 {{- define "penstock.redis.username" -}}
-{{ .Values.redis.external.enabled | ternary .Values.redis.external.username "penstock" }}
+{{ .Values.redis.external.enabled | ternary (.Values.redis.external.username | default "") "penstock" }}
 {{- end }}
 
 {{- define "penstock.redis.rayUsername" -}}
-{{ .Values.redis.external.enabled | ternary .Values.redis.external.rayUsername "ray" }}
+{{ .Values.redis.external.enabled | ternary (.Values.redis.external.rayUsername | default "") "ray" }}
 {{- end }}
 
 {{- define "penstock.redis.passwords" -}}

@@ -1,7 +1,7 @@
 {{/* Storage of runs, and the pods that share one node for it. */}}
 
 {{- define "penstock.storage.claimName" -}}
-{{ .Values.storage.claim.existingClaim | default (printf "%s-runs" (include "penstock.fullname" .)) }}
+{{ (.Values.storage.claim | default dict).existingClaim | default (printf "%s-runs" (include "penstock.fullname" .)) }}
 {{- end }}
 
 {{- define "penstock.storage.roles" -}}
@@ -35,8 +35,7 @@
           requests:
             storage: {{ $storage.s3.scratch.size }}
 {{- else }}
-  emptyDir:
-    sizeLimit: {{ $storage.s3.scratch.size }}
+  emptyDir: {{ include "penstock.emptyDir" $storage.s3.scratch.size }}
 {{- end }}
 {{- end }}
 
