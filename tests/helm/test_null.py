@@ -312,6 +312,13 @@ def test_null_of_what_has_another_default_renders_it() -> None:
     assert not rendering.one("PersistentVolumeClaim", name=f"{FULLNAME}-runs").kept
 
 
+def test_null_of_a_buckets_address_is_amazons() -> None:
+    rendering = parse(template(OBJECT_STORE_BY_ROLE.but({"storage": {"s3": {"endpoint": None, "region": None}}})))
+    env = rendering.pod("head").main.env
+    assert env["AWS_REGION"]["value"] == ""
+    assert "AWS_ENDPOINT_URL" not in env
+
+
 EXTERNAL_NULL: Document = {"database": None, "caSecret": None, "username": None, "rayUsername": None}
 
 

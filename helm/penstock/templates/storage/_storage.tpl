@@ -50,7 +50,7 @@
 - name: PENSTOCK_STORE
   value: {{ .url | quote }}
 - name: AWS_REGION
-  value: {{ .region | quote }}
+  value: {{ .region | default "" | quote }}
 {{- if .endpoint }}
 - name: AWS_ENDPOINT_URL
   value: {{ .endpoint | quote }}
@@ -84,7 +84,7 @@
 
 {{- define "penstock.storage.ports" -}}
 {{- /* Ports for the NetworkPolicy, as JSON: the configured ones, otherwise the endpoint's. */ -}}
-{{- $url := urlParse .Values.storage.s3.endpoint -}}
+{{- $url := urlParse (.Values.storage.s3.endpoint | default "") -}}
 {{- $port := regexFind "[0-9]+$" (regexFind ":[0-9]+$" $url.host) | default (eq $url.scheme "http" | ternary "80" "443") -}}
 {{ .Values.networkPolicy.objectStore.ports | default (list (int $port)) | toJson }}
 {{- end }}
