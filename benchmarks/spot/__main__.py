@@ -142,18 +142,20 @@ async def part(name: str, sent: signal.Signals | None, given: argparse.Namespace
     document = recipe_document(
         folder / "model", limits=limits, model=model, rollout={"max_sequences": SEQUENCES, "max_new_tokens": 64}
     )
-    async with service_context(redis, f"spot-{name}", document, "sampler") as context:
-        await RunRecords(redis).set_paths(context.record.id, model_path=str(folder / "model"))
-        transitions = await GroupTransitions.fenced(redis, context.keys, "sampler")
-        feeder = Feeder(context, transitions, given.tokens, wanted=2 * given.replicas * SEQUENCES // SAMPLES)
-        place = folder / name
-        place.mkdir()
-        fleet = Fleet(context.record.id, redis_url, place, given.replicas)
-        try:
-            return await _measured(name, sent, given, fleet, feeder)
-        finally:
-            await asyncio.to_thread(fleet.stop)
-            await redis.aclose()
+    try:
+        async with service_context(redis, f"spot-{name}", document, "sampler") as context:
+            await RunRecords(redis).set_paths(context.record.id, model_path=str(folder / "model"))
+            transitions = await GroupTransitions.fenced(redis, context.keys, "sampler")
+            feeder = Feeder(context, transitions, given.tokens, wanted=2 * given.replicas * SEQUENCES // SAMPLES)
+            place = folder / name
+            place.mkdir()
+            fleet = Fleet(context.record.id, redis_url, place, given.replicas)
+            try:
+                return await _measured(name, sent, given, fleet, feeder)
+            finally:
+                await asyncio.to_thread(fleet.stop)
+    finally:
+        await redis.aclose()
 
 
 async def _measured(
