@@ -17,7 +17,8 @@ STEPS = 400
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_stub_run_survives_its_faults(tmp_path: Path):
+def test_a_stub_run_survives_its_faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("PENSTOCK_ROOTS")  # as `make chaos-stub` starts
     stub.play(tmp_path, seed=1, number=0, groups=960)
     found = results.read(tmp_path)
     wrong = results.shortcomings(found, wanted=10, engine_kills=0)

@@ -126,6 +126,8 @@ class StubStack:
         environment = {
             **os.environ,
             "PENSTOCK_RUNS": str(self.folder.absolute()),
+            # The model of a stub run is nowhere; without pytest nothing has set the roots yet.
+            "PENSTOCK_ROOTS": os.environ.get("PENSTOCK_ROOTS", f"{self.folder.absolute().parent},/none"),
             "PYTHONPATH": str(ROOT),
             "OMP_NUM_THREADS": "1",
         }
