@@ -75,7 +75,7 @@ class Head:
     def _server(self) -> str | None:
         try:
             return asyncio.run(server_id(self._redis_url, SERVER_S))
-        except (RedisUnavailableError, TimeoutError) as error:
+        except RedisUnavailableError as error:
             log.info("Redis does not answer: %s", error)
             return None
 

@@ -205,10 +205,17 @@ def client(url: str, patience_s: float = RECONNECT_S, answer_s: float = ANSWER_S
 
 async def connect(url: str, deadline_s: float = RECONNECT_S) -> Redis:
     """A client of a server that answered and can be used. Raises RedisUnavailableError after `deadline_s` seconds."""
+    _check(f"Redis at {redacted(url)}", await _facts(url, deadline_s))
+    return client(url)
+
+
+async def _facts(url: str, deadline_s: float, *sections: str) -> dict[str, Any]:
+    """INFO of the server, over a connection of its own. Raises RedisUnavailableError after `deadline_s` seconds."""
     probe = client(url, deadline_s, min(ANSWER_S, deadline_s))
     try:
         async with asyncio.timeout(deadline_s):
-            info = await probe.info()
+            found: dict[str, Any] = await probe.info(*sections)
+            return found
     except RedisSettingError as error:
         raise RedisUnavailableError(str(error)) from None
     except redis_errors.AuthenticationError as error:
@@ -221,8 +228,6 @@ async def connect(url: str, deadline_s: float = RECONNECT_S) -> Redis:
         raise RedisUnavailableError(f"Redis at {redacted(url)} cannot be used: {error}") from None
     finally:
         await probe.aclose()
-    _check(f"Redis at {redacted(url)}", info)
-    return client(url)
 
 
 def _check(server: str, info: dict[str, Any]) -> None:
@@ -257,13 +262,6 @@ async def connection_problem(redis: Redis, deadline_s: float = 5.0) -> str | Non
 async def server_id(url: str, deadline_s: float) -> str:
     """Which server a new connection reaches: it has another id after a restart, and after a failover to a replica.
 
-    Empty where a server does not say. Raises RedisUnavailableError, TimeoutError.
+    Empty where a server does not say. Raises RedisUnavailableError after `deadline_s` seconds.
     """
-    redis = await connect(url, deadline_s)
-    try:
-        async with asyncio.timeout(deadline_s):
-            return str((await redis.info("server")).get("run_id", ""))
-    except redis_errors.RedisError as error:
-        raise RedisUnavailableError(f"Redis at {redacted(url)} cannot be used: {error}") from None
-    finally:
-        await redis.aclose()
+    return str((await _facts(url, deadline_s, "server")).get("run_id", ""))
