@@ -9,7 +9,6 @@ import logging
 import os
 import resource
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +19,7 @@ import psutil
 from deploy.hosting.environment import cluster_environment
 from deploy.hosting.pod_registry import POD_DRAIN_S, VARIABLE, PodProcess, PodRegistry
 from deploy.process_tree import end_descendants
+from services.process import exit_now
 
 log = logging.getLogger(__name__)
 
@@ -117,10 +117,7 @@ def run_and_leave(main: Callable[[], int]) -> NoReturn:
     except BaseException:
         log.exception("the first process of this pod failed")
         status = 1
-    logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)
+    exit_now(status)
 
 
 def _listed(processes: list[PodProcess]) -> str:

@@ -22,6 +22,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import TCPStore
 
 from services.contracts.listening import advertised_host, listening_socket, socket_environment
+from services.process import exit_now
 
 log = logging.getLogger(__name__)
 
@@ -183,7 +184,4 @@ def end_with(work: Callable[[], int]) -> NoReturn:
     except Exception:
         log.exception("this process failed")
         status = 1
-    logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)
+    exit_now(status)

@@ -5,12 +5,12 @@ Must not contain logic.
 
 import sys
 
-from services.process import main
-from services.tracking.service import TrackerService, exit_process
+from services.process import exit_now, main
+from services.tracking.service import TrackerService
 
 if __name__ == "__main__":
     service = TrackerService()
     status = main(lambda: service)
     if service.hangs:
-        exit_process(status)
+        exit_now(status)  # a call that hangs would keep the process alive
     sys.exit(status)

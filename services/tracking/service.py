@@ -9,8 +9,6 @@ a restarted tracker continues where that sink is. Drain order: copy what the log
 from __future__ import annotations
 
 import asyncio
-import logging
-import os
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -24,8 +22,6 @@ from services.tracking.rows import TrackedFacts
 from services.tracking.sink import Sink
 from services.tracking.sinks.table import SINKS
 from services.waits import cancel_and_wait
-
-log = logging.getLogger(__name__)
 
 DRAIN_S = 5.0
 """How long the end of a run waits for its sinks."""
@@ -90,9 +86,3 @@ class TrackerService:
             await context.event_log.write("tracking-failed", text)
         for task in done:
             task.result()
-
-
-def exit_process(status: int) -> None:
-    """End this process at once, because a call that hangs would keep it alive."""
-    logging.shutdown()
-    os._exit(status)
