@@ -20,7 +20,7 @@ from learner.coordinator.coordinator import Coordinator
 from learner.rank.commands import Command
 from learner.rank.worker import RankWorker
 from services.contracts import Batch
-from services.process import Context
+from services.process.hosting import Context
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 
 from rollout.service import RolloutService
-from services.process import main
+from services.process.hosting import main
 
 if __name__ == "__main__":
     sys.exit(main(RolloutService))

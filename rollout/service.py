@@ -24,7 +24,7 @@ from rollout.prompts import ChatTokenizer
 from rollout.tasks import GroupWorker, LeasedTask
 from rollout.weight_sync import WeightFollower
 from services.contracts import Lane, Task
-from services.process import Context, collect_garbage_rarely
+from services.process.hosting import Context, collect_garbage_rarely
 from services.storage.models import local_model, models_folder
 from services.streams.delivery.consumer import Consumer
 from services.streams.state.group_state import GroupTransitions

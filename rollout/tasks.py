@@ -26,7 +26,7 @@ from rollout.half_drawn import Keeper, WatchedTask
 from rollout.prompts import PromptError
 from services.contracts import Cause, DropReason, Lane, Sample, SampleFacts, Task, TaskResult
 from services.metrics import DROPPED_TOKENS, KEPT_TOKENS, MESSAGES, TOKENS
-from services.process import Context
+from services.process.hosting import Context
 from services.retry import Retry
 from services.streams.connection.functions import RedisFullError
 from services.streams.delivery.consumer import Consumer, Delivery

@@ -15,7 +15,7 @@ from rollout.engine import PoisonedError, RolloutEngine
 from rollout.staging import StagingProgress
 from services.contracts import EPOCH_SHIFT, UNOWNED, WeightAck, WeightPlan, parse_manifest
 from services.metrics import POLICY_VERSION, SYNC_FAILURES, SYNC_SECONDS
-from services.process import Context
+from services.process.hosting import Context
 from services.settings import Recipe
 from services.streams.delivery.consumer import discard_entry, rejection, tail_messages
 from services.streams.retention import WEIGHT_MESSAGES_KEPT

@@ -5,7 +5,7 @@ Must not contain logic.
 
 import sys
 
-from services.process import main
+from services.process.hosting import main
 from verifier.service import VerifierService
 
 if __name__ == "__main__":  # spawned judging processes import this module again

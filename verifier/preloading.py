@@ -9,7 +9,7 @@ import asyncio
 import logging
 import time
 
-from services.process import Context
+from services.process.hosting import Context
 from services.settings import Recipe
 from services.settings.rewards.confined import BUILT_IN
 from services.settings.rewards.reward import Reward, parse_text

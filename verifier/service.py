@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from services.contracts import Lane, Prompt, Sample, SampleResult, Task, Verdict
 from services.metrics import DAMAGED_PAYLOADS, FAULTS, MESSAGES, VERDICT_SECONDS
-from services.process import Context, collect_garbage_rarely
+from services.process.hosting import Context, collect_garbage_rarely
 from services.settings.rewards.kinds import JudgeReward
 from services.settings.rewards.reward import Reward
 from services.streams.delivery.consumer import Consumer, Delivery

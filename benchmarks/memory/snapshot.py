@@ -27,7 +27,7 @@ from learner.rank.worker import RankWorker
 from learner.weight_sync import snapshot
 from learner.weight_sync.publisher import Publisher
 from services.contracts import ProcessInfo
-from services.process import Context
+from services.process.hosting import Context
 from services.settings import load_recipe
 from services.streams.connection.client import Redis, connect
 from services.streams.keys import RunKeys

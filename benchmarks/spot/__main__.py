@@ -25,7 +25,7 @@ from transformers import LlamaForCausalLM
 
 from benchmarks.spot.fleet import Fleet
 from services.contracts import Lane, Prompt, Release, Sample, Sampling, Task
-from services.process import Context
+from services.process.hosting import Context
 from services.streams.connection.client import connect
 from services.streams.delivery.consumer import tail
 from services.streams.state.group_state import GroupTransitions

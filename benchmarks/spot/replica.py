@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from rollout.engine import RolloutEngine
 from rollout.service import RolloutService
 from services.contracts import ProcessInfo
-from services.process import configure_logging, host_service
+from services.process.hosting import configure_logging, host_service
 
 LOOK_S = 0.01
 _COUNT = struct.Struct("<Qdd")

@@ -5,7 +5,7 @@ Must not import a service at module level: the gateway would load every engine.
 
 from __future__ import annotations
 
-from services.process import Service
+from services.process.hosting import Service
 
 
 def sampler() -> Service:

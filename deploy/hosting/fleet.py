@@ -26,7 +26,7 @@ from deploy.hosting.nodes.places import Locations, rooms
 from deploy.hosting.ray_internals import bind_replica, delete_application, serve_applications, set_replicas
 from services.contracts import HostPid
 from services.contracts.listening import advertised_host
-from services.process import Service
+from services.process.hosting import Service
 from services.streams.runs.places import AVOIDED_S, AvoidedPlace, Location
 
 log = logging.getLogger(__name__)

@@ -20,7 +20,7 @@ from deploy.hosting.environment import NAMESPACE, place, process_environment
 from services.contracts import ProcessInfo
 from services.contracts.listening import advertised_host
 from services.metrics import serve_metrics
-from services.process import configure_logging
+from services.process.hosting import configure_logging
 from services.storage.places import runs_folder
 from services.streams.connection.client import Redis, connect
 from services.streams.state.heartbeat import Heartbeat

@@ -16,7 +16,7 @@ from pathlib import Path
 from deploy.hosting.pod_registry import POD_DRAIN_S, PodRegistry
 from services.contracts import ProcessInfo
 from services.contracts.listening import advertised_host
-from services.process import GRACE_S, Service, ServiceThread, configure_logging
+from services.process.hosting import GRACE_S, Service, ServiceThread, configure_logging
 from services.storage.places import runs_folder
 
 log = logging.getLogger(__name__)

@@ -25,7 +25,7 @@ from deploy.hosting.nodes.deaths import EARLY_DEATHS
 from deploy.hosting.nodes.placed import placed
 from deploy.hosting.ray_internals import actor_id
 from services.contracts import HostPid
-from services.process import Service
+from services.process.hosting import Service
 from services.streams.state.run_record import RunRecord
 
 log = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ import psutil
 from deploy.hosting.nodes.ray_node import StoreWatch, joined, started_node
 from deploy.kubernetes.pod import Pod, PodError, run_and_leave
 from deploy.kubernetes.probes import PORT, Probes
-from services.process import add_redis_option, configure_logging
+from services.process.hosting import add_redis_option, configure_logging
 from services.streams.connection.client import RedisUnavailableError, server_id
 
 log = logging.getLogger(__name__)

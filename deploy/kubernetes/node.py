@@ -21,7 +21,7 @@ from deploy.hosting.nodes.ray_node import Node, drain, joined, started_node
 from deploy.kubernetes.node_facts import gpu_problem, label_variables, report
 from deploy.kubernetes.pod import Pod, PodError, run_and_leave
 from deploy.kubernetes.probes import PORT, Probes
-from services.process import configure_logging
+from services.process.hosting import configure_logging
 
 log = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ import psutil
 from deploy.hosting.environment import cluster_environment
 from deploy.hosting.pod_registry import POD_DRAIN_S, VARIABLE, PodProcess, PodRegistry
 from deploy.process_tree import end_descendants
-from services.process import exit_now
+from services.process.teardown import exit_now
 
 log = logging.getLogger(__name__)
 

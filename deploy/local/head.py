@@ -15,7 +15,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from deploy.local.ports import free_ports
-from services.process import add_redis_option, configure_logging
+from services.process.hosting import add_redis_option, configure_logging
 
 if TYPE_CHECKING:
     from deploy.hosting.session import Session

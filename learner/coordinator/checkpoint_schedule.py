@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from learner.checkpoint.manifest import CheckpointError, ConsumedGroups
 from learner.rank.worker import RankWorker
 from services.contracts import CommittedPolicy, SamplerSnapshot, StepRecord
-from services.process import Context
+from services.process.hosting import Context
 from services.streams.state.policy_history import History
 from services.waits import cancel_and_wait
 

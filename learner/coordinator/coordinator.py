@@ -26,7 +26,7 @@ from learner.coordinator.waiting import LearnerStoppingError, idle_during
 from learner.rank.commands import Command
 from learner.rank.worker import RankWorker
 from learner.weight_sync.publisher import Publisher
-from services.process import Context
+from services.process.hosting import Context
 from services.streams.state.policy_history import History
 
 log = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from learner.weight_sync.publisher import Publisher
 from learner.weight_sync.snapshot import Snapshot
 from services.contracts import CommittedPolicy, StepRecord
 from services.metrics import POLICY_VERSION
-from services.process import Context
+from services.process.hosting import Context
 from services.streams.state.heartbeat import held_version
 from services.streams.state.policy_history import History
 

@@ -16,7 +16,7 @@ from learner.rank.commands import Command
 from learner.rank.worker import RankWorker
 from learner.storage_retry import retry_storage
 from services.contracts import AFTER, EvaluationRecord
-from services.process import Context
+from services.process.hosting import Context
 from services.streams.state.rewards.reward_files import read_reward_files
 from services.streams.state.runs import RunRecords
 

@@ -16,7 +16,7 @@ from learner.rank.worker import RankWorker
 from learner.recovery.start import StartPoint
 from services.contracts import CommittedPolicy, GroupCounts, SamplerSnapshot, SamplerState, StepRecord
 from services.metrics.recent import show_history
-from services.process import Context
+from services.process.hosting import Context
 
 REWIND_POLL_S = 0.2
 

@@ -21,7 +21,7 @@ from learner.training.results import Trained
 from services.contracts import Batch, Fence, StepRecord
 from services.metrics import DAMAGED_PAYLOADS, SKIPPED_OPTIMIZER_STEPS
 from services.metrics.recent import show_committed
-from services.process import Context
+from services.process.hosting import Context
 from services.streams.delivery.snapshots import read_snapshot
 from services.streams.state.policy_history import LoggedBatch, StateLostError
 from services.streams.state.run_record import LEARNING_RATE

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from learner.rank.commands import Command
 from learner.rank.worker import RankWorker
-from services.process import Context
+from services.process.hosting import Context
 
 R = TypeVar("R")
 

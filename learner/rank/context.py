@@ -16,7 +16,7 @@ from learner.checkpoint.manager import Checkpoints
 from learner.storage_retry import retry_storage
 from learner.training.process_group import Ranks
 from learner.training.trainer import Trainer
-from services.process import Context
+from services.process.hosting import Context
 from services.storage.mirror import run_mirror
 
 R = TypeVar("R")

@@ -25,7 +25,7 @@ from learner.training.trainer import Trainer, leave
 from learner.weight_sync.snapshot import Snapshot, make_manifest, take_snapshot
 from services.contracts import WeightManifest
 from services.contracts.weight_group import nccl_environment
-from services.process import Context
+from services.process.hosting import Context
 from services.storage.models import local_model, models_folder
 
 UNPUBLISHED = -1

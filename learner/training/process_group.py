@@ -22,7 +22,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import TCPStore
 
 from services.contracts.listening import advertised_host, listening_socket, socket_environment
-from services.process import exit_now
+from services.process.teardown import exit_now
 
 log = logging.getLogger(__name__)
 

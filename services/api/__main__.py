@@ -15,7 +15,7 @@ from services.api.access.roles import Access
 from services.api.access.settings import AccessFileError
 from services.api.guard.hosts import HostNamesError
 from services.api.server import serve_api
-from services.process import START_S, add_redis_option, configure_logging
+from services.process.hosting import START_S, add_redis_option, configure_logging
 from services.settings import PricesError
 from services.streams.connection.client import RedisUnavailableError, connect
 

@@ -15,7 +15,7 @@ from services.api.access.roles import Access
 from services.api.app import create_app
 from services.api.guard.connections import HEADER_BYTES, IDLE_S, guarded
 from services.api.guard.hosts import load_host_names
-from services.process import collect_garbage_rarely
+from services.process.hosting import collect_garbage_rarely
 from services.streams.connection.client import Redis
 
 BACKLOG = 2048

@@ -5,7 +5,7 @@ Must not contain logic.
 
 import sys
 
-from services.process import main
+from services.process.hosting import main
 from services.sampler.service import SamplerService
 
 if __name__ == "__main__":

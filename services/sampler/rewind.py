@@ -19,7 +19,7 @@ from services.contracts import (
     StepRecord,
     Task,
 )
-from services.process import Context
+from services.process.hosting import Context
 from services.sampler.evaluation.schedule import STEP
 from services.streams.delivery.snapshots import read_snapshot
 from services.streams.state.events import read_all

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from itertools import chain
 
 from services.contracts import ALONE, Prompt
-from services.process import Context, collect_garbage_rarely
+from services.process.hosting import Context, collect_garbage_rarely
 from services.sampler.archive.archivist import Archivist
 from services.sampler.data import RowRewards, load_splits, row_functions
 from services.sampler.evaluation.evaluator import Evaluator, held_out_sets, load_held_out

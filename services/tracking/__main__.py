@@ -5,7 +5,8 @@ Must not contain logic.
 
 import sys
 
-from services.process import exit_now, main
+from services.process.hosting import main
+from services.process.teardown import exit_now
 from services.tracking.service import TrackerService
 
 if __name__ == "__main__":

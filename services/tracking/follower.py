@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from services.metrics import TRACKED_ROWS, TRACKING_FAILURES
-from services.process import Context
+from services.process.hosting import Context
 from services.tracking.feed import RunLog
 from services.tracking.rows import RunEnding, TrackCursor, TrackedFacts, TrackedRow, rewind_row
 from services.tracking.sink import Sink, SinkError, SinkThread

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from services.process import Context
+from services.process.hosting import Context
 from services.storage.places import runs_folder
 from services.streams.connection.functions import FencedError
 from services.streams.state.ownership import become_owner, newest_owner

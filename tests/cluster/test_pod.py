@@ -29,7 +29,7 @@ from deploy.kubernetes import node, node_facts
 from deploy.kubernetes import pod as pods
 from deploy.kubernetes.pod import COMMAND, Pod, PodError
 from deploy.kubernetes.probes import Probes
-from services.process import Context
+from services.process.hosting import Context
 from services.settings import parse_recipe
 from services.streams.state.runs import RunRecords
 from tests.deploy.echo_service import EchoService

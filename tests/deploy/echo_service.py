@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 
-from services.process import Context
+from services.process.hosting import Context
 
 
 class EchoService:

@@ -22,7 +22,7 @@ from services.controller.fleet.scaling import FleetScaling
 from services.controller.health import HealthMonitor
 from services.controller.retry import RunFailedError
 from services.controller.run_context import RunContext
-from services.process import Context
+from services.process.hosting import Context
 from services.settings import parse_recipe
 from services.streams.keys import RunKeys
 from services.streams.runs.places import AVOIDED, AVOIDED_S, AvoidedPlace, avoided_places

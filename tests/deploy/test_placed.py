@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from prometheus_client import REGISTRY
 
-from services.process import host_service
+from services.process.hosting import host_service
 from services.settings import parse_recipe
 from services.streams.keys import RunKeys
 from services.streams.runs.places import AVOIDED, AVOIDED_S, AvoidedPlace, Location, avoid, avoided_places

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from services.contracts import ProcessInfo
-from services.process import Context
+from services.process.hosting import Context
 from services.settings import parse_recipe
 from services.streams.keys import RunKeys
 from services.streams.state.events import EventLog

@@ -29,7 +29,7 @@ from services.contracts import (
     SamplerState,
     VersionSpan,
 )
-from services.process import ServiceThread
+from services.process.hosting import ServiceThread
 from services.settings import HELD_OUT, parse_recipe
 from services.streams.delivery.payloads import SamplePayload, pack
 from services.streams.keys import RunKeys
@@ -191,7 +191,7 @@ def start_ranks(run: str, redis_url: str, world: int, nodes: Sequence[Path] = ()
     """
     return start_programs(
         "from learner.training.process_group import end_with; from learner.service import LearnerService; "
-        "from services.process import main; "
+        "from services.process.hosting import main; "
         "end_with(lambda: main(lambda: LearnerService({rank}, {world}, '127.0.0.1', {port}), "
         f"['--run', '{run}', '--redis', '{redis_url}']))",
         world,

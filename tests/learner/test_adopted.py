@@ -10,7 +10,7 @@ import pytest
 from learner.coordinator.checkpoint_schedule import CheckpointSchedule
 from learner.service import LearnerService
 from services.contracts import SamplerState
-from services.process import ServiceThread
+from services.process.hosting import ServiceThread
 from services.sampler.rewind import rewind_run
 from services.storage.mirror import NO_MIRROR
 from services.streams.delivery.snapshots import compress_snapshot

@@ -14,7 +14,7 @@ from learner.coordinator.checkpoint_schedule import CheckpointSchedule
 from learner.rank.checkpoint_writer import CheckpointWriter
 from learner.recovery.replay import plan_replay, replay
 from learner.service import LearnerService
-from services.process import ServiceThread
+from services.process.hosting import ServiceThread
 from services.streams.keys import RunKeys
 from services.streams.runs.edits import check_edit, edit_run
 from services.streams.state.events import EventLog

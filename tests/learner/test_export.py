@@ -10,7 +10,7 @@ import pytest
 
 from learner.coordinator import run_end
 from learner.service import LearnerService
-from services.process import ServiceThread
+from services.process.hosting import ServiceThread
 from services.storage import objects
 from services.storage.folders import MANIFEST, put_folder
 from services.storage.places import StoreAddress, configured_store

@@ -20,7 +20,7 @@ from learner.model.memory import GIB, ModelDoesNotFitError, check_memory, learne
 from learner.model.shape import ModelShape, folder_shape
 from learner.service import LearnerService
 from learner.training import trainer
-from services.process import ServiceThread
+from services.process.hosting import ServiceThread
 from services.settings import Recipe, parse_recipe
 from services.streams.keys import RunKeys
 from services.streams.state.events import EventLog

@@ -12,7 +12,7 @@ from learner.archive import RunArchive
 from learner.checkpoint.manager import Checkpoints
 from learner.service import LearnerService
 from learner.training.trainer import Trainer
-from services.process import ServiceThread
+from services.process.hosting import ServiceThread
 from services.streams.keys import RunKeys
 from services.streams.state.events import EventLog
 from tests.learner.running import end_ranks, put_batch, start_ranks, stop, submit, until_event, until_step

@@ -40,7 +40,7 @@ from learner.archive import RunArchive
 from learner.checkpoint.manager import Checkpoints
 from learner.service import LearnerService
 from learner.training.process_group import end_with
-from services.process import main
+from services.process.hosting import main
 go_on = {cls}.{method}
 def stop_first(*given, **named):
     if {when}:

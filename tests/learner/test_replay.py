@@ -21,7 +21,7 @@ from learner.recovery.replay import Comparison, ReplayedStep, ReplayError, _comp
 from learner.service import LearnerService
 from services.contracts import UNOWNED, Fence, OptimizerStepRecord, StepRecord
 from services.metrics import forget
-from services.process import ServiceThread
+from services.process.hosting import ServiceThread
 from services.streams.connection.client import connect
 from services.streams.keys import RunKeys
 from services.streams.state.events import EventLog
@@ -313,7 +313,7 @@ async def test_three_consecutive_non_finite_gradients_fail_the_run(
         at_the_end.append(REGISTRY.get_sample_value("penstock_skipped_optimizer_steps_total", {"run": run}))
         forget(run)
 
-    monkeypatch.setattr("services.process.forget", count_and_forget)
+    monkeypatch.setattr("services.process.hosting.forget", count_and_forget)
     await submit(redis, run_id, tiny_model, limits={"rollout_steps": 5})
     await put_batch(redis, keys, 0)
     # One and a half broken rollout steps: two optimizer steps of the first, one of the second.

@@ -19,7 +19,7 @@ from learner.coordinator.checkpoint_schedule import CheckpointSchedule
 from learner.rank import batch_training
 from learner.rank.checkpoint_writer import CheckpointWriter
 from learner.service import LearnerService
-from services.process import ServiceThread
+from services.process.hosting import ServiceThread
 from services.streams.delivery.payloads import SamplePayload
 from services.streams.keys import RunKeys
 from services.streams.state.events import EventLog

@@ -19,7 +19,7 @@ from learner.recovery.start import batch_digest
 from learner.service import LearnerService
 from services.contracts import BEFORE, Lane
 from services.metrics.tables import STEP_METRICS
-from services.process import ServiceThread
+from services.process.hosting import ServiceThread
 from services.streams.keys import RunKeys
 from services.streams.state.events import EventLog
 from services.streams.state.group_counts import group_counts

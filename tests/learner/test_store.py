@@ -26,7 +26,7 @@ from learner.recovery.start import archived_payloads, find_start_point
 from learner.service import LearnerService
 from learner.storage_retry import retry_storage
 from services.contracts import Fence
-from services.process import ServiceThread
+from services.process.hosting import ServiceThread
 from services.settings import parse_recipe
 from services.storage.errors import StoreOutageError
 from services.storage.folders import local_copy

@@ -12,7 +12,7 @@ import numpy as np
 
 from rollout.service import CONSUMER_GROUP
 from services.contracts import Lane, ProcessInfo, Prompt, Sample, SampleFacts, Sampling, Task, VersionSpan
-from services.process import Context
+from services.process.hosting import Context
 from services.streams.delivery.consumer import Consumer, tail
 from services.streams.delivery.payloads import SamplePayload
 from services.streams.state.group_state import Effect, GroupTransitions

@@ -16,7 +16,7 @@ from typing import Any
 
 from rollout.engine import RolloutEngine
 from rollout.weight_sync import WeightFollower
-from services.process import Context
+from services.process.hosting import Context
 from services.streams.connection.client import connect
 from tests.harness.small_run import recipe_document, service_context
 from tests.rollout.sender import Sender

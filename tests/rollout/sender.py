@@ -18,7 +18,7 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 from services.contracts import TensorEntry, WeightAck, WeightManifest, WeightPlan
 from services.contracts.weight_group import Membership
 from services.contracts.weight_layout import bucket_layout, cut_buckets
-from services.process import Context
+from services.process.hosting import Context
 from services.streams.delivery.consumer import tail
 
 HOST = "127.0.0.1"

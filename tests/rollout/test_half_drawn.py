@@ -18,7 +18,7 @@ import rollout.tasks
 from rollout.generation import ResponseGenerator
 from rollout.tasks import GroupWorker, LeasedTask
 from services.contracts import CommittedPolicy, Lane, Release, Sample, Sampling, Task, TaskResult
-from services.process import Context
+from services.process.hosting import Context
 from services.streams.connection.functions import RedisFullError
 from services.streams.delivery.consumer import Consumer
 from services.streams.delivery.partials import NEVER

@@ -24,7 +24,7 @@ import pytest_asyncio
 from rollout.prompts import ChatTokenizer
 from rollout.service import RolloutService
 from services.contracts import Cause, Lane, Release, Sample
-from services.process import ServiceThread
+from services.process.hosting import ServiceThread
 from services.streams.connection.client import connect
 from services.streams.delivery.consumer import tail
 from services.streams.delivery.payloads import fetch

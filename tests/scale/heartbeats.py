@@ -12,7 +12,7 @@ import time
 from contextlib import AsyncExitStack
 
 from services.contracts import ProcessInfo
-from services.process import Context, main
+from services.process.hosting import Context, main
 from services.streams.state.heartbeat import HEARTBEAT_S, Heartbeat
 
 SERVICE = "verifier"

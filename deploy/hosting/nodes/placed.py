@@ -16,7 +16,7 @@ from deploy.hosting.nodes.devices import DeviceFault, DevicesUnreadableError, De
 from deploy.hosting.nodes.places import own_place
 from deploy.hosting.pod_registry import PodRegistry
 from services.metrics import GPU_ERRORS
-from services.process import Context, Service
+from services.process.hosting import Context, Service
 from services.streams.runs.places import AVOIDED, AVOIDED_S, TOGETHER, AvoidedPlace, Location, avoid, avoided_places
 from services.waits import cancel_and_wait
 

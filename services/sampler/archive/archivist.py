@@ -21,7 +21,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from services.contracts import Lane, Release
-from services.process import Context
+from services.process.hosting import Context
 from services.sampler.archive.rows import archived_row
 from services.sampler.watches.memory import RedisMemory
 from services.storage.groups.merging import merge_once

@@ -9,7 +9,7 @@ import asyncio
 from itertools import islice
 
 from services.contracts import Lane
-from services.process import Context
+from services.process.hosting import Context
 from services.sampler.evaluation.progress import EvaluationProgress
 from services.sampler.groups import Group
 from services.sampler.watches.memory import MemoryWait, RedisMemory, withdrawn_at_once

@@ -25,7 +25,7 @@ from services.contracts import (
     VerdictResult,
 )
 from services.metrics import EVALUATION_PROMPTS, EVALUATION_SCORE, MESSAGES
-from services.process import Context
+from services.process.hosting import Context
 from services.sampler.data import RowRewards, load_evaluated
 from services.sampler.evaluation.dispatch import EvaluationDispatch
 from services.sampler.evaluation.progress import EvaluationProgress

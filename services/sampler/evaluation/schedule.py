@@ -9,7 +9,7 @@ import asyncio
 from collections import deque
 
 from services.contracts import AFTER, BEFORE, Lane
-from services.process import Context
+from services.process.hosting import Context
 from services.sampler.evaluation.evaluator import Evaluator
 from services.waits import cancel_and_wait
 

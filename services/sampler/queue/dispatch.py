@@ -10,7 +10,7 @@ from itertools import islice
 
 from services.contracts import DROP_CAUSES, Lane, Prompt, SamplerState, Sampling, Task
 from services.metrics import DROPPED_PROMPTS
-from services.process import Context
+from services.process.hosting import Context
 from services.sampler.advantage.filtering import FILTERS
 from services.sampler.backpressure import REFILLS, SlotLimits
 from services.sampler.data import DataError, PromptsExhaustedError

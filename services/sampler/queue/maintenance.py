@@ -21,7 +21,7 @@ from services.metrics import (
     STREAM_LAG,
     STREAM_PENDING,
 )
-from services.process import Context
+from services.process.hosting import Context
 from services.sampler.queue.starvation import Level
 from services.sampler.watches.memory import RedisMemory
 from services.streams.delivery.consumer import trim

@@ -21,7 +21,7 @@ from collections.abc import Awaitable, Callable
 
 from services.contracts import CommittedPolicy
 from services.metrics import UNKNOWN_SHARE
-from services.process import Context
+from services.process.hosting import Context
 from services.sampler.data import Splits
 from services.sampler.evaluation.schedule import EvaluationSchedule
 from services.sampler.queue.faults.dead_letters import DeadLetterWatch

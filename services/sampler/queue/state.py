@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from services.contracts import CommittedPolicy, Lane, Prompt, Release, SamplerState
-from services.process import Context
+from services.process.hosting import Context
 from services.sampler.advantage.filtering import FILTERS
 from services.sampler.backpressure import SurvivalEstimate
 from services.sampler.groups import GroupTable, recover

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from services.contracts import Lane
-from services.process import Context
+from services.process.hosting import Context
 from services.sampler.groups import Group
 from services.streams.state.group_state import KEPT, PENDING, read_fields, read_groups
 

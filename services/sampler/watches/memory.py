@@ -9,7 +9,7 @@ from collections.abc import Hashable
 from math import nan
 
 from services.metrics import REDIS_MEMORY as SHARE
-from services.process import Context
+from services.process.hosting import Context
 from services.streams.state.heartbeat import live_processes
 from services.streams.state.stats import HIGH_WATER, memory_use
 from services.waits import REDIS_MEMORY

@@ -1,6 +1,6 @@
 """Owns edits of a run's settings in flight: what may change, the check against the whole recipe, the record of it.
 
-Must not apply an edit: each service takes it over where it may change (services.process.Context.refresh).
+Must not apply an edit: each service takes it over where it may change (services.process.hosting.Context.refresh).
 """
 
 from __future__ import annotations

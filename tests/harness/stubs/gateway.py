@@ -18,7 +18,7 @@ from pathlib import Path
 from services.api.server import serve_api
 from services.contracts import HostPid
 from services.controller.service import Controller
-from services.process import configure_logging
+from services.process.hosting import configure_logging
 from services.settings import resource_requests
 from services.streams.connection.client import connect
 from services.streams.runs.places import AvoidedPlace

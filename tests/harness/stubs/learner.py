@@ -18,7 +18,7 @@ from learner.archive import RunArchive, RunFacts, run_folder
 from learner.checkpoint.manager import Checkpoints
 from learner.checkpoint.manifest import CheckpointHeader
 from services.contracts import AFTER, Batch, BatchGroup, CommittedPolicy, SamplerSnapshot, StepRecord, WeightManifest
-from services.process import Context, main
+from services.process.hosting import Context, main
 from services.streams.delivery.payloads import fetch
 from services.streams.delivery.snapshots import read_snapshot
 from services.streams.state.heartbeat import held_version

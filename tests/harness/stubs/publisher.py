@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 
 from services.contracts import EPOCH_SHIFT, ProcessInfo, WeightAck, WeightPlan
-from services.process import Context
+from services.process.hosting import Context
 from services.streams.delivery.consumer import tail_messages
 from services.streams.state.heartbeat import live_processes
 from services.streams.state.policy_history import History

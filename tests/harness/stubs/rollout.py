@@ -12,7 +12,7 @@ from typing import Any
 from rollout.generation import ResponseGenerator
 from rollout.service import Replica, RolloutService
 from rollout.tasks import GroupWorker
-from services.process import Context, main
+from services.process.hosting import Context, main
 from tests.harness.stubs.engine import Answers, StubEngine, StubTokenizer
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import verifier.service
 from services.contracts import Lane, Outcome
-from services.process import main
+from services.process.hosting import main
 from services.settings.rewards.reward import Reward
 from verifier.sandbox.finding import Finding
 from verifier.verifiers.base import Candidate

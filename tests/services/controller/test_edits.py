@@ -3,7 +3,7 @@
 import asyncio
 
 from services.contracts import RunState
-from services.process import Context
+from services.process.hosting import Context
 from services.settings import parse_recipe
 from services.streams.keys import RunKeys
 from services.streams.runs.edits import check_edit, edit_run

@@ -5,7 +5,7 @@ Must not be used outside tests.
 
 from __future__ import annotations
 
-from services.process import Context
+from services.process.hosting import Context
 from services.sampler.archive.archivist import Archivist
 from services.sampler.evaluation.evaluator import Evaluator, HeldOut
 from services.sampler.watches.memory import RedisMemory

@@ -11,7 +11,7 @@ import pytest
 from prometheus_client import REGISTRY
 
 from services.contracts import ProcessInfo
-from services.process import host_service
+from services.process.hosting import host_service
 from services.settings import parse_recipe
 from services.streams.connection.client import connect
 from services.streams.keys import RunKeys

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from services.contracts import EvaluationRecord, Event, RunState, StepRecord
-from services.process import host_service
+from services.process.hosting import host_service
 from services.settings import parse_recipe
 from services.streams.keys import RunKeys
 from services.streams.state.run_record import RunRecord

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from services.contracts import Event, RunState
-from services.process import host_service
+from services.process.hosting import host_service
 from services.streams.connection.functions import FencedError
 from services.streams.state.runs import RunRecords
 from services.tracking.rows import RowKind

@@ -1,4 +1,4 @@
-"""Owns the service process: connection, heartbeat, metrics page, signals. It runs as a process or as a thread.
+"""Owns the hosting of a service: connection, heartbeat, metrics page, signals. It runs as a process or as a thread.
 
 Must not know any service.
 """
@@ -18,7 +18,7 @@ import uuid
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import NoReturn, Protocol
+from typing import Protocol
 
 from services.contracts import ProcessInfo
 from services.contracts.listening import advertised_host
@@ -225,14 +225,3 @@ def main(make: Callable[[], Service], argv: list[str] | None = None) -> int:
         print(f"{service.name}: {error}", file=sys.stderr)
         return 2
     return 0
-
-
-def exit_now(status: int) -> NoReturn:
-    """End this process with what it has logged and printed, without tearing Python down.
-
-    Native threads of a library that outlive its objects may crash or abort the interpreter in a teardown.
-    """
-    logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)
