@@ -8,9 +8,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import os
 import signal
 import time
 from types import FrameType
+from urllib.parse import quote
 
 import psutil
 
@@ -19,6 +21,7 @@ from deploy.kubernetes.pod import Pod, PodError, run_and_leave
 from deploy.kubernetes.probes import PORT, Probes
 from services.process.hosting import add_redis_option, configure_logging
 from services.streams.connection.client import RedisUnavailableError, server_id
+from services.streams.connection.url import parse_redis_url
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +31,8 @@ SILENT_S = 120.0
 """After this many seconds without a check of the controller, the liveness probe fails and the pod is restarted."""
 WATCH_S = 1.0
 SERVER_S = 5.0
+RAY_ADDRESS, RAY_USER, RAY_PASSWORD = "RAY_REDIS_ADDRESS", "REDIS_USERNAME", "REDIS_PASSWORD"
+"""Variables that KubeRay sets in the head pod, and `ray start` reads."""
 
 
 class Head:
@@ -35,6 +40,7 @@ class Head:
 
     def __init__(self, redis_url: str, port: int) -> None:
         self._redis_url = redis_url
+        self._store_url = control_store_url(redis_url)
         self._pod = Pod()
         self._serving = False
         self._store: StoreWatch | None = None
@@ -49,7 +55,8 @@ class Head:
     def run(self) -> None:
         """Start Ray and the controller, and supervise both. Raises PodError, GatewayFailedError, RayLostError."""
         try:
-            self._await_ray(self._pod.start_ray())
+            server = self._server()  # before the control store connects, so that no failover passes unseen
+            self._await_ray(self._pod.start_ray(), server)
             from deploy.hosting.session import Session, join_ray
 
             join_ray()
@@ -63,20 +70,20 @@ class Head:
             self._pod.end_ray()
             self._probes.close()
 
-    def _await_ray(self, ray: psutil.Process) -> None:
+    def _await_ray(self, ray: psutil.Process, server: str | None) -> None:
         ends = time.monotonic() + START_S
         while not ((node := started_node(ray)) and joined(node)):
             self._check()
             if time.monotonic() > ends:
                 raise PodError(f"Ray's control store has not answered within {START_S:g} s")
             time.sleep(WATCH_S)
-        self._store = StoreWatch(node, self._server)
+        self._store = StoreWatch(node, self._server, server)
 
     def _server(self) -> str | None:
         try:
-            return asyncio.run(server_id(self._redis_url, SERVER_S))
+            return asyncio.run(server_id(self._store_url, SERVER_S))
         except RedisUnavailableError as error:
-            log.info("Redis does not answer: %s", error)
+            log.info("the server of Ray's state does not say which it is: %s", error)
             return None
 
     def _check(self) -> None:
@@ -96,6 +103,19 @@ class Head:
     def _unready(self) -> str | None:
         # The controller does not count: workers join through this pod's service, whatever the controller waits for.
         return self._pod.ray_problem() or (None if self._serving else "Ray's control store does not answer yet")
+
+
+def control_store_url(redis_url: str) -> str:
+    """The Redis of Ray's control store, from the variables of `ray start`; without them the platform's, `redis_url`.
+
+    Behind Sentinels it is the platform's as well: Ray's own address then leads to the same primary, or is a Sentinel's.
+    """
+    address = os.environ.get(RAY_ADDRESS)
+    if not address or parse_redis_url(redis_url).service:
+        return redis_url
+    scheme, _, place = address.rpartition("://")
+    user, password = (quote(os.environ.get(variable, ""), safe="") for variable in (RAY_USER, RAY_PASSWORD))
+    return f"{scheme or 'redis'}://{user}:{password}@{place}" if password else address
 
 
 def main() -> int:

@@ -170,9 +170,11 @@ class Cluster:
         """Start the head pod, or its replacement."""
         options = (
             f"--head --port={self._gcs} --num-cpus=0 --include-dashboard=false --temp-dir={self._new_ray_folder()} "
-            f'--ray-client-server-port={free_port()} --redis-username=ray --redis-password="$REDIS_PASSWORD"'
+            f"--ray-client-server-port={free_port()} "
+            '--redis-username="$REDIS_USERNAME" --redis-password="$REDIS_PASSWORD"'
         )
-        line = {**self._line("head", "head", options), "REDIS_PASSWORD": self.redis.passwords["ray"]}
+        login = {"REDIS_USERNAME": "ray", "REDIS_PASSWORD": self.redis.passwords["ray"]}
+        line = {**self._line("head", "head", options), **login}
         self.pods["head"] = Pod("head", ["deploy.kubernetes.head"], line, self.folder)
         self.pods["head"].until_ready()
         return self.pods["head"]

@@ -45,7 +45,7 @@ def test_a_head_outlives_a_redis_that_refuses_writes(tmp_path: Path, setting: st
 
 @pytest.mark.timeout(600)
 def test_a_head_whose_redis_restarts_is_replaced(tmp_path: Path) -> None:
-    """The container ends by itself or, where its own thread hangs in Ray, by the liveness probe."""
+    """The pod ends by itself or, where its own thread hangs in Ray, by the liveness probe."""
     with Cluster(tmp_path) as cluster:
         cluster.start_worker("cpu", "cpu")  # where the controller runs
         head = cluster.pods["head"]

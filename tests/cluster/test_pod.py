@@ -27,10 +27,12 @@ from deploy.hosting.nodes.ray_node import Node, StoreWatch
 from deploy.hosting.pod_registry import POD_DRAIN_S, VARIABLE, PodProcess, PodRegistry
 from deploy.kubernetes import node, node_facts
 from deploy.kubernetes import pod as pods
+from deploy.kubernetes.head import RAY_ADDRESS, RAY_PASSWORD, RAY_USER, control_store_url
 from deploy.kubernetes.pod import COMMAND, Pod, PodError
 from deploy.kubernetes.probes import Probes
 from services.process.hosting import Context
 from services.settings import parse_recipe
+from services.streams.connection.url import parse_redis_url
 from services.streams.state.runs import RunRecords
 from tests.deploy.echo_service import EchoService
 from tests.harness.free_ports import free_port
@@ -227,11 +229,12 @@ class Store:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.fault: Exception | None = None
         self.server: str | None = "a"
-        self.reads = 0
-        self.answers = threading.Event()
+        self.reads = self.asked = 0
+        self.answers, self.says = threading.Event(), threading.Event()
         self.answers.set()
+        self.says.set()
         for name in ("READ_EVERY_S", "LOST_S"):
-            monkeypatch.setattr(ray_node, name, 0.02 if name == "READ_EVERY_S" else 0.3)
+            monkeypatch.setattr(ray_node, name, 0.02 if name == "READ_EVERY_S" else 1.0)
         monkeypatch.setattr(ray_node, "store_reader", lambda gcs: self.read)
 
     def read(self, timeout_s: float) -> None:
@@ -240,19 +243,24 @@ class Store:
         if self.fault:
             raise self.fault
 
-    def watched(self) -> StoreWatch:
-        return StoreWatch(Node("n", "h:1"), lambda: self.server)
+    def server_id(self) -> str | None:
+        self.asked += 1
+        assert self.says.wait(60)
+        return self.server
 
-    def until_read(self) -> None:
-        before = self.reads
-        until(lambda: self.reads > before + 1)
+    def watched(self, first: str | None = None) -> StoreWatch:
+        return StoreWatch(Node("n", "h:1"), self.server_id, first)
+
+    def until_asked(self) -> None:
+        asked = self.asked
+        until(lambda: self.asked > asked + 1)
 
 
 def test_a_store_that_reads_nothing_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     store = Store(monkeypatch)
     watch = store.watched()
-    store.until_read()
-    assert watch.problem is None
+    until(lambda: store.reads > 1)
+    until(lambda: watch.problem is None)
     store.fault = RpcError("timed out")
     until(lambda: str(watch.problem).startswith("Ray's control store has read nothing from Redis for"))
     store.fault = None
@@ -269,10 +277,57 @@ def test_a_store_of_another_server_is_lost(monkeypatch: pytest.MonkeyPatch) -> N
     watch = store.watched()
     for server in (None, "a"):
         store.server = server
-        store.until_read()
-        assert watch.problem is None
+        store.until_asked()
+        assert watch._other_since is None
     store.server = "b"
     until(lambda: str(watch.problem).startswith("Redis is another server"))
     store.server = None  # it does not answer
     until(lambda: watch.problem is None)
     watch.close()
+
+
+def test_a_server_that_was_replaced_before_the_watch_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store(monkeypatch)
+    watch = store.watched(first="before")
+    until(lambda: str(watch.problem).startswith("Redis is another server"))
+    watch.close()
+
+
+def test_a_server_that_says_nothing_for_long_is_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when no name is resolved: the control store's own connection lasts."""
+    store = Store(monkeypatch)
+    store.says.clear()
+    watch = store.watched(first="a")
+    started = time.monotonic()
+    until(lambda: store.asked == 1 and time.monotonic() > started + 2 * ray_node.LOST_S)
+    until(lambda: watch.problem is None)
+    store.says.set()
+    store.until_asked()
+    assert watch._other_since is None
+    watch.close()
+
+
+URLS: dict[str, tuple[str, dict[str, str], str]] = {
+    "without-ray's": ("redis://a:6379/0", {}, "redis://a:6379/0"),
+    "another": ("redis://a:6379/0", {RAY_ADDRESS: "redis://b:1"}, "redis://b:1"),
+    "without-scheme": (
+        "redis://a:6379/0",
+        {RAY_ADDRESS: "b:1", RAY_USER: "ray", RAY_PASSWORD: "p/@:w"},
+        "redis://ray:p%2F%40%3Aw@b:1",
+    ),
+    "without-user": ("rediss://a/0", {RAY_ADDRESS: "rediss://b:1", RAY_PASSWORD: "pw"}, "rediss://:pw@b:1"),
+    "sentinels": ("redis+sentinel://s:26379/m/0", {RAY_ADDRESS: "redis://s:26379"}, "redis+sentinel://s:26379/m/0"),
+}
+
+
+@pytest.mark.parametrize("case", URLS)
+def test_the_server_of_rays_state_is_asked(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With Ray's own address and login, which may be those of another Redis than the platform's."""
+    platform, variables, asked = URLS[case]
+    for variable in (RAY_ADDRESS, RAY_USER, RAY_PASSWORD):
+        monkeypatch.delenv(variable, raising=False)
+    for variable, value in variables.items():
+        monkeypatch.setenv(variable, value)
+    assert control_store_url(platform) == asked
+    if password := variables.get(RAY_PASSWORD):
+        assert parse_redis_url(asked).password == password

@@ -63,40 +63,43 @@ def joined(node: Node) -> bool:
 
 
 class StoreWatch:
-    """Notices, from a thread, that the control store no longer reaches its Redis: it never connects again by itself.
+    """Notices, from threads, that the control store no longer reaches its Redis: it never connects again by itself.
 
     Ray would end it at the fifth error of a request, also when Redis only refuses writes for a while because its memory
     or volume is full; with the retries of deploy.hosting.environment it waits instead. Its callers wait with it, so
     that the head's own thread may hang in Ray.
 
-    `server`: the id of the server that a new connection reaches, "" where it has none; None if there is no answer.
+    `server`: the id of the server that a new connection reaches, "" where it has none; None if there is no answer. It
+    may hang. `first`: what it was before the control store connected.
     """
 
-    def __init__(self, node: Node, server: Callable[[], str | None]) -> None:
+    def __init__(self, node: Node, server: Callable[[], str | None], first: str | None) -> None:
         self._gcs = node.gcs
         self._server = server
-        self._read_at = self._same_at = time.monotonic()
+        self._first = first
+        self._read_at = time.monotonic()
+        self._other_since: float | None = None
         self._stopping = threading.Event()
-        threading.Thread(target=self._watch, name="store-watch", daemon=True).start()
+        for watch in (self._watch_reads, self._watch_server):
+            threading.Thread(target=watch, name="store-watch", daemon=True).start()
 
     @property
     def problem(self) -> str | None:
-        """Why the head has to restart, or None. A watch that hangs or has ended is a reason as well."""
-        now = time.monotonic()
+        """Why the head has to restart, or None. A read that hangs, or is no longer tried, is a reason as well."""
+        now, other_since = time.monotonic(), self._other_since
         if now - self._read_at > LOST_S:
             return f"Ray's control store has read nothing from Redis for {now - self._read_at:.0f} s"
-        if now - self._same_at > LOST_S:
+        if other_since is not None and now - other_since > LOST_S:
             # A server that became a replica lets its clients stay, and refuses their writes.
-            return f"Redis is another server, for {now - self._same_at:.0f} s, than that of Ray's control store"
+            return f"Redis is another server, for {now - other_since:.0f} s, than that of Ray's control store"
         return None
 
     def close(self) -> None:
         """Ask nothing more."""
         self._stopping.set()
 
-    def _watch(self) -> None:
+    def _watch_reads(self) -> None:
         read: Callable[[float], None] | None = None
-        first: str | None = None
         while not self._stopping.wait(READ_EVERY_S):
             try:
                 read = read or store_reader(self._gcs)
@@ -104,10 +107,15 @@ class StoreWatch:
                 self._read_at = time.monotonic()
             except (RayError, OSError, ValueError) as error:
                 log.warning("Ray's control store did not read from Redis: %s", _first_line(error))
+
+    def _watch_server(self) -> None:
+        while not self._stopping.wait(READ_EVERY_S):
             found = self._server()
-            first = first or found
-            if found is None or found == first:
-                self._same_at = time.monotonic()
+            self._first = self._first or found
+            if found in (None, self._first):
+                self._other_since = None
+            elif self._other_since is None:
+                self._other_since = time.monotonic()
 
 
 def drain(node: Node, deadline_s: float) -> None:
