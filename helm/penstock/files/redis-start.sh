@@ -460,6 +460,12 @@ restore() {
   lock_restores
   trap 'rm -f "$incoming"' EXIT
   trap 'exit 1' HUP INT TERM
+  take_backup 9>&- # what a killed shell leaves running must not keep the lock
+  trap - EXIT
+}
+
+take_backup() {
+  rm -f "$incoming" # that of a killed one may still be written
   : > "$incoming"
   await_rewriting
   receive "$incoming"
@@ -477,7 +483,6 @@ restore() {
   mv "$incoming" "$data/restore.rdb"
   incoming=$data/restore.rdb # a later start would install it, whatever was written until then
   end_server "$incoming"
-  trap - EXIT
 }
 
 case ${1:-start} in

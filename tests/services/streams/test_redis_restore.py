@@ -202,10 +202,11 @@ def test_a_server_that_answers_late_is_told_again_to_end(server):
     assert client(server).exists("penstock:backup", "penstock:later") == 1
 
 
-def locked(server):
+def locked(server, kind=fcntl.LOCK_EX):
+    """Whether the lock of restores is not free; for a shared one, whether a restore has it."""
     with (server.folder / "users.acl.restore").open() as lock:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock, kind | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
     return False
@@ -216,8 +217,10 @@ def test_what_a_killed_restore_left_is_deleted(server):
     client(server).set("penstock:kept", "1")
     with restoring(server, b"REDIS0") as command:
         command.kill()
+        command.wait(WAIT_S)
+        assert not locked(server, fcntl.LOCK_SH), "its dd, which waits for the rest, must not keep its lock"
     with stopped(server):
-        until(lambda: not locked(server), "the killed restore's child ends")
+        until(lambda: not locked(server), "the watch's present look ends")
         (data / "restore.rdb").write_bytes(b"REDIS0")  # by one that was killed before it ended the server
         until(lambda: locked(server), "the watch asks whether the server has ended")
         waiting = server.begin("restore")
