@@ -369,6 +369,15 @@ def test_a_release_whose_own_name_does_so_is_rejected(release: str) -> None:
         template_as(release, DEFAULTS)
 
 
+@each("name", ["x", "penstock"])
+def test_a_release_with_a_name_for_the_chart_is_no_exception(name: str) -> None:
+    """A release of the chart's own name would count its pods, and so would one with this nameOverride."""
+    for release in ("penstock-head", f"{name}-head"):
+        full = release if name in release else f"{release}-{name}"
+        with pytest.raises(HelmError, match=REFUSED_NAME.format("", full)):
+            template_as(release, DEFAULTS.but({"nameOverride": name}))
+
+
 @each("release", ["team-cpu-penstock", "my-head-penstock", "team-redis-2", "head", "api-penstock"])
 def test_a_gitops_tool_still_renders_an_installed_release(release: str) -> None:
     """It calls `helm template`, for which every release is new. No name that the chart makes is the start of these."""

@@ -80,7 +80,8 @@
 {{- $parts := "api|cpu|functions|head|learner|redis|rollout|uninstall|verifier" -}}
 {{- /* Alerts find pods by name. Names that the chart makes have its own name in them, and so does the shorter one. GitOps tools
        render an installed release as an install too: a name made from the release's is refused for no more than that. */ -}}
-{{- $refused := printf "-(%s)$|%s.*-(%s)-" $parts (.Values.nameOverride | default .Chart.Name) $parts -}}
+{{- $shorter := list .Chart.Name .Values.nameOverride | compact | join "|" -}}
+{{- $refused := printf "-(%s)$|(%s).*-(%s)-" $parts $shorter $parts -}}
 {{- if .Values.fullnameOverride -}}{{- $refused = printf "-(%s)(-|$)" $parts -}}{{- end -}}
 {{- if and .Release.IsInstall (regexMatch $refused $name) -}}
 {{- $faults = append $faults (printf "fullnameOverride: %q is not valid: expected a full name (now %q) without the name of a component (%s), because a release of the shorter name would count its pods as its own" .Values.fullnameOverride $name (replace "|" ", " $parts)) -}}
