@@ -1,4 +1,4 @@
-"""A Redis that hangs: every route is answered with 503 within 5 s, and works again by itself."""
+"""A Redis that hangs: every route is answered with 503 after one deadline, and works again by itself."""
 
 import asyncio
 import os
@@ -18,7 +18,7 @@ from tests.harness.api_access import ACCESS, HEADERS, TOKEN
 from tests.harness.small_run import recipe_document
 
 TICK_S = 0.1
-assert DEADLINE_S <= 4
+assert DEADLINE_S <= 4  # and half a second or less for what a request does without Redis
 READS = ["/v1/runs", "/v1/runs/x", "/v1/runs/x/metrics", "/v1/runs/x/events", "/readyz", "/v1/prometheus/targets"]
 CHANGES = [("POST", "/v1/runs/x/cancel"), ("PATCH", "/v1/runs/x/scale"), ("DELETE", "/v1/runs/x")]
 
@@ -27,7 +27,8 @@ CHANGES = [("POST", "/v1/runs/x/cancel"), ("PATCH", "/v1/runs/x/scale"), ("DELET
 async def one_deadline() -> AsyncIterator[None]:
     """Fails if what is done here waits for a second deadline.
 
-    Counts what the event loop was free for: on a busy machine each tick takes longer, as does all else.
+    Counts what the event loop was free for: on a busy machine each tick takes longer, as does all else, and two
+    deadlines count as less than two.
     """
     ticks = 0
 
@@ -42,7 +43,7 @@ async def one_deadline() -> AsyncIterator[None]:
         yield
     finally:
         counting.cancel()
-    assert ticks * TICK_S < 1.9 * DEADLINE_S, "a request waited for others, or twice"
+    assert ticks * TICK_S < 1.5 * DEADLINE_S, "a request waited for others, or twice"
 
 
 @pytest.fixture
