@@ -215,8 +215,8 @@ async def test_a_busy_machine_does_not_make_a_text_late():
     for process in spinning:
         process.start()
     try:
-        with Sandbox(2, 1.0, program=PROGRAM) as sandbox:
-            texts = [(HOSTILE, Candidate(BUSY, {"seconds": 0.5}))] * 4
+        with Sandbox(2, 2.0, program=PROGRAM) as sandbox:
+            texts = [(HOSTILE, Candidate(BUSY, {"seconds": 0.6}))] * 4
             _, found = await order(sandbox, texts)
         assert {each.answer for each in found.values()} == {"done"}, found
     finally:
