@@ -5,6 +5,7 @@ Must not load a model. `python -m tests.chaos.stub --soak 5000`
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections import Counter
@@ -26,7 +27,9 @@ from tests.harness.stubs.workload import recipe, write_questions
 GROUPS_PER_STEP, SAMPLES, QUESTIONS = 2, 2, 64
 LOOK_S = 0.05
 SILENCE_S = 60.0
-SAMPLES_PER_QUARTER = 8
+SAMPLES_PER_QUARTER = 16
+CHECKPOINT_EVERY = 10
+"""Steps. Between two checkpoints the archive of batches grows, and is then cut: looks must meet all of its heights."""
 SETTLED = 160
 """From this step on there are as many released groups as Redis keeps (512), and the archive has all of its files."""
 CPU_FACTOR, MEMORY_FACTOR = 1.25, 1.1
@@ -87,7 +90,7 @@ def _cpu_s(pid: int) -> float:
 
 @dataclass(frozen=True)
 class Soaked:
-    """A finished soak. `looks`: by rising step, SAMPLES_PER_QUARTER of them in each quarter."""
+    """A finished soak. `looks`: by rising step, up to SAMPLES_PER_QUARTER of them in each quarter."""
 
     steps: int
     state: str
@@ -161,7 +164,7 @@ def play(folder: Path, steps: int) -> Soaked:
         groups_per_step=GROUPS_PER_STEP,
         max_inflight_groups=16 * GROUPS_PER_STEP,
         group_size=SAMPLES,
-        checkpoint_every=10,
+        checkpoint_every=CHECKPOINT_EVERY,
     )
     with ExitStack() as held:
         redis = held.enter_context(Server(folder / "valkey"))
@@ -178,6 +181,8 @@ def _watch(server: Any, run: str, steps: int, stack: StubStack, redis: Server, f
     """Looks at evenly spaced steps until the run has ended. Raises RuntimeError when it makes no progress."""
     looks: list[Look] = []
     every = max(1, steps // (4 * SAMPLES_PER_QUARTER))
+    while math.gcd(every, CHECKPOINT_EVERY) > 1:
+        every += 1
     seen, since = 0, time.monotonic()
     while lookups.state(server, run) not in ENDED:
         stack.check()
