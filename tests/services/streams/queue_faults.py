@@ -27,7 +27,7 @@ FAULTS = {
     "a sample of an ended group is stored": Fault("publish_samples", "local leased = pending and", "local leased ="),
     "a task is acked with its first sample": Fault("publish_samples", "published >= tonumber(wanted)", "true"),
     "a task is never acked": Fault("publish_samples", "redis.call('XACK', tasks_key, consumer_group, task_entry)", ""),
-    "a task of an ended group is not acked": Fault("publish_samples", "if not pending or published", "if published"),
+    "a task of an ended group is not acked": Fault("publish_samples", "(not pending or published", "(published"),
     "a sample is stored but not announced": Fault("publish_samples", "publish(samples_key, sample_list[at])", "'0-0'"),
     "samples published together get the first one's payload": Fault(
         "publish_samples", "size * (at - 1) + 1, size * at", "1, size"
@@ -130,7 +130,7 @@ FAULTS = {
     "trimming drops undelivered entries": Fault(
         "trim", "local first = group['last-delivered-id']", "local first = '9999999999999-0'"
     ),
-    "a rewind leaves generated samples": Fault("reopen_groups", "redis.call('UNLINK', payload_key)", ""),
+    "a rewind leaves generated samples": Fault("reopen_groups", "redis.call('UNLINK', made_key)", ""),
     "a rewind leaves verdicts": Fault("reopen_groups", "redis.call('DEL', group_key)", ""),
     "a rewind leaves the tombstones": Fault(
         "reopen_groups", "{unarchived_key, bare_key, released_key}", "{unarchived_key, bare_key}"

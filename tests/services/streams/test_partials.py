@@ -298,6 +298,21 @@ async def test_a_late_publication_leaves_the_pieces_of_the_next_task(run, redis,
     assert await redis.hget(keys.partials("g0"), "entry") == b"9-9"
 
 
+async def test_a_repeated_task_leaves_no_pieces_of_what_it_published(run, redis, keys):
+    """A client whose write was repeated adds a task twice: two replicas draw the group, and one is faster."""
+    first = (await run.dispatched("g0", G)).lease
+    [(_, fields)] = await redis.xrange(first.stream, first.entry, first.entry)
+    await redis.xadd(first.stream, fields)
+    [second] = await run.rollout("r1").read(1, 1)
+    assert await keep(run, first, piece(0, 16), piece(0, 16, index=1)) == [16, 16]
+    for index in range(G - 1):
+        await run.publish(second.lease, sample_of(run.keys, "g0", index), G)
+        assert await kept(run, first.entry) == ({1: 16} if index == 0 else {})
+    assert await keep(run, first, piece(0, 4, index=G - 1)) == [4]
+    await run.publish(second.lease, sample_of(run.keys, "g0", G - 1), G)
+    assert await kept(run, first.entry) == {}, "with its last sample too"
+
+
 async def test_a_returned_lease_is_taken_at_once_by_one(run):
     lease = (await run.dispatched("g0", G)).lease
     assert not await return_lease(run.redis, replace(lease, consumer="other"), LEASE_S)

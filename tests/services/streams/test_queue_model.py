@@ -148,6 +148,11 @@ def test_the_quick_faults_are_in_the_table():
     assert set(FAULTS) >= QUICK
 
 
+def test_each_fault_of_the_table_can_be_put_in(give_code):
+    for faults in FAULTS.values():
+        give_code(faults)
+
+
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in FAULTS]
 )

@@ -30,12 +30,12 @@ if #announced > 0 then
   redis.call('HINCRBY', counters_key, 'tokens_generated', tokens)
   redis.call('HINCRBY', in_flight_key, group, tokens)
 end
-if refused then return effects end
 local published = tonumber(redis.call('HGET', group_key, 'published') or '0')
-if not pending or published >= tonumber(wanted) then
-  redis.call('XACK', tasks_key, consumer_group, task_entry)
-  -- A group that needs more samples has another task by now, if this call is a late one: its pieces stay.
-  if redis.call('HGET', partials_key, 'entry') == task_entry then redis.call('UNLINK', partials_key) end
+local done = not refused and (not pending or published >= tonumber(wanted))
+if done then redis.call('XACK', tasks_key, consumer_group, task_entry) end
+-- A group that needs more samples has another task by now, if this call is a late one: its other pieces stay.
+if done and redis.call('HGET', partials_key, 'entry') == task_entry then
+  redis.call('UNLINK', partials_key)
 elseif #announced > 0 then
   forget_pieces(partials_key, published_now)
 end
