@@ -36,7 +36,7 @@ RAY_ADDRESS, RAY_USER, RAY_PASSWORD = "RAY_REDIS_ADDRESS", "REDIS_USERNAME", "RE
 
 
 class Head:
-    """The head pod, from start to end."""
+    """The head pod, from start to end. Raises ValueError for an address of Redis that cannot be used."""
 
     def __init__(self, redis_url: str, port: int) -> None:
         self._redis_url = redis_url
@@ -109,9 +109,11 @@ def control_store_url(redis_url: str) -> str:
     """The Redis of Ray's control store, from the variables of `ray start`; without them the platform's, `redis_url`.
 
     Behind Sentinels it is the platform's as well: Ray's own address then leads to the same primary, or is a Sentinel's.
+    Raises ValueError for a `redis_url` that is not valid.
     """
+    watched = parse_redis_url(redis_url).service
     address = os.environ.get(RAY_ADDRESS)
-    if not address or parse_redis_url(redis_url).service:
+    if watched or not address:
         return redis_url
     scheme, _, place = address.rpartition("://")
     user, password = (quote(os.environ.get(variable, ""), safe="") for variable in (RAY_USER, RAY_PASSWORD))
@@ -125,7 +127,11 @@ def main() -> int:
     parser.add_argument("--probe-port", type=int, default=PORT)
     arguments = parser.parse_args()
     configure_logging("head")
-    head = Head(arguments.redis, arguments.probe_port)
+    try:
+        head = Head(arguments.redis, arguments.probe_port)
+    except ValueError as error:
+        log.error("%s", error)
+        return 2
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, head.stop)
     try:

@@ -35,6 +35,7 @@ from services.settings import parse_recipe
 from services.streams.connection.url import parse_redis_url
 from services.streams.state.runs import RunRecords
 from tests.deploy.echo_service import EchoService
+from tests.harness.each import each
 from tests.harness.free_ports import free_port
 from tests.harness.small_run import recipe_document
 
@@ -331,3 +332,9 @@ def test_the_server_of_rays_state_is_asked(case: str, monkeypatch: pytest.Monkey
     assert control_store_url(platform) == asked
     if password := variables.get(RAY_PASSWORD):
         assert parse_redis_url(asked).password == password
+
+
+@each("url", ["", "http://a:1/0"])
+def test_an_address_that_is_not_valid_is_named(url: str) -> None:
+    with pytest.raises(ValueError, match="PENSTOCK_REDIS"):
+        control_store_url(url)
