@@ -109,11 +109,10 @@ def control_store_url(redis_url: str) -> str:
     """The Redis of Ray's control store, from the variables of `ray start`; without them the platform's, `redis_url`.
 
     Behind Sentinels it is the platform's as well: Ray's own address then leads to the same primary, or is a Sentinel's.
-    Raises ValueError for a `redis_url` that is not valid.
+    Raises ValueError for a `redis_url` that is not valid, where Ray has its address.
     """
-    watched = parse_redis_url(redis_url).service
     address = os.environ.get(RAY_ADDRESS)
-    if watched or not address:
+    if not address or parse_redis_url(redis_url).service:
         return redis_url
     scheme, _, place = address.rpartition("://")
     user, password = (quote(os.environ.get(variable, ""), safe="") for variable in (RAY_USER, RAY_PASSWORD))

@@ -335,6 +335,7 @@ def test_the_server_of_rays_state_is_asked(case: str, monkeypatch: pytest.Monkey
 
 
 @each("url", ["", "http://a:1/0"])
-def test_an_address_that_is_not_valid_is_named(url: str) -> None:
+def test_an_address_that_is_not_valid_is_named(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(RAY_ADDRESS, "redis://b:1")
     with pytest.raises(ValueError, match="PENSTOCK_REDIS"):
         control_store_url(url)
