@@ -25,7 +25,7 @@ from deploy.hosting.hosted_service import HostedService
 from deploy.hosting.nodes import ray_node
 from deploy.hosting.nodes.ray_node import Node, StoreWatch
 from deploy.hosting.pod_registry import POD_DRAIN_S, VARIABLE, PodProcess, PodRegistry
-from deploy.kubernetes import node, node_facts
+from deploy.kubernetes import head, node, node_facts
 from deploy.kubernetes import pod as pods
 from deploy.kubernetes.head import RAY_ADDRESS, RAY_PASSWORD, RAY_USER, control_store_url
 from deploy.kubernetes.pod import COMMAND, Pod, PodError
@@ -339,3 +339,31 @@ def test_an_address_that_is_not_valid_is_named(url: str, monkeypatch: pytest.Mon
     monkeypatch.setenv(RAY_ADDRESS, "redis://b:1")
     with pytest.raises(ValueError, match="PENSTOCK_REDIS"):
         control_store_url(url)
+
+
+def test_the_server_is_asked_before_ray_starts(pod: Pod, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what it said is what the watch compares with."""
+    steps: list[str | None] = []
+
+    async def server_id(url: str, deadline_s: float) -> str:
+        steps.append(url)
+        return "a"
+
+    def start_ray(self: Pod) -> psutil.Process:
+        steps.append("ray")
+        return psutil.Process()
+
+    def watch(node: Node, server: Callable[[], str | None], first: str | None) -> StoreWatch:
+        steps.append(first)
+        steps.append(server())
+        raise PodError("seen")
+
+    monkeypatch.setattr(Pod, "start_ray", start_ray)
+    replaced = {"server_id": server_id, "started_node": lambda ray: Node("n", "h:1"), "joined": lambda node: True}
+    for name, value in {**replaced, "StoreWatch": watch}.items():
+        monkeypatch.setattr(head, name, value)
+    monkeypatch.setenv(RAY_ADDRESS, "redis://b:1")
+    monkeypatch.delenv(RAY_PASSWORD, raising=False)
+    with pytest.raises(PodError, match="seen"):
+        head.Head("redis://a:6379/0", free_port()).run()
+    assert steps == ["redis://b:1", "ray", "a", "redis://b:1", "a"]
