@@ -42,7 +42,9 @@ from tests.harness.small_run import recipe_document
 
 @pytest.fixture
 def pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pod:
+    """A pod whose end ends nothing: the processes of this one belong to other tests too, such as the shared Redis."""
     monkeypatch.setenv(VARIABLE, str(tmp_path / "pod"))
+    monkeypatch.setattr(Pod, "end_ray", lambda pod: None)
     return Pod()
 
 
@@ -154,7 +156,6 @@ def test_a_pod_ends_when_it_only_holds_avoided_places(
     worker = node.Worker("rollout", 0)
     monkeypatch.setattr(node.Worker, "_join", lambda worker, ray: None)
     monkeypatch.setattr(Pod, "start_ray", lambda pod, **_: psutil.Process())
-    monkeypatch.setattr(Pod, "end_ray", lambda pod: None)
     monkeypatch.setattr(node, "WATCH_S", 0.02)
     registry = pod.registry
     reason = "rollout avoids node n until 10:00 UTC (3 failed there: died)"
@@ -359,6 +360,7 @@ def test_the_server_is_asked_before_ray_starts(pod: Pod, monkeypatch: pytest.Mon
         raise PodError("seen")
 
     monkeypatch.setattr(Pod, "start_ray", start_ray)
+    monkeypatch.setattr(Pod, "end_ray", lambda pod: steps.append("end"))
     replaced = {"server_id": server_id, "started_node": lambda ray: Node("n", "h:1"), "joined": lambda node: True}
     for name, value in {**replaced, "StoreWatch": watch}.items():
         monkeypatch.setattr(head, name, value)
@@ -366,4 +368,4 @@ def test_the_server_is_asked_before_ray_starts(pod: Pod, monkeypatch: pytest.Mon
     monkeypatch.delenv(RAY_PASSWORD, raising=False)
     with pytest.raises(PodError, match="seen"):
         head.Head("redis://a:6379/0", free_port()).run()
-    assert steps == ["redis://b:1", "ray", "a", "redis://b:1", "a"]
+    assert steps == ["redis://b:1", "ray", "a", "redis://b:1", "a", "end"]
