@@ -159,7 +159,7 @@ def try_mutation(folder: Path, mutation: Mutation) -> Verdict:
     try:
         if mutation.tests:
             return run_suite(folder, mutation.tests, EVERY_COMMIT)
-        near = run_suite(folder, NEAR[mutation.file]) if mutation.file in NEAR else None
+        near = run_suite(folder, NEAR[mutation.file], EVERY_COMMIT) if mutation.file in NEAR else None
         return near if near is not None and near.caught_by else run_suite(folder)
     finally:
         path.write_text(original)
@@ -168,7 +168,7 @@ def try_mutation(folder: Path, mutation: Mutation) -> Verdict:
 def check_unchanged(folder: Path, chosen: list[Mutation]) -> None:
     """Raises MutationError if a test that should catch a fault fails without it."""
     runs = [run_suite(folder)] if any(not mutation.tests for mutation in chosen) else []
-    if near := tuple(sorted({file for mutation in chosen for file in mutation.tests})):
+    if near := tuple(sorted({file for mutation in chosen for file in mutation.tests or NEAR.get(mutation.file, ())})):
         runs.append(run_suite(folder, near, EVERY_COMMIT))
     for unchanged in runs:
         if unchanged.caught_by is not None:
