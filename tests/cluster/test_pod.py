@@ -342,6 +342,15 @@ def test_an_address_that_is_not_valid_is_named(url: str, monkeypatch: pytest.Mon
         control_store_url(url)
 
 
+def test_a_head_with_such_an_address_ends_in_one_line() -> None:
+    command = [sys.executable, "-m", "deploy.kubernetes.head", "--redis", "http://a:1/0"]
+    environment = os.environ | {RAY_ADDRESS: "redis://b:1"}
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 2
+    (line,) = ended.stderr.splitlines()
+    assert "PENSTOCK_REDIS" in line
+
+
 def test_the_server_is_asked_before_ray_starts(pod: Pod, monkeypatch: pytest.MonkeyPatch) -> None:
     """And what it said is what the watch compares with."""
     steps: list[str | None] = []
