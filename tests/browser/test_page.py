@@ -104,11 +104,14 @@ def test_the_form_names_what_is_not_valid(page, address):
 
 
 def test_the_keyboard_reaches_a_run(page):
+    run = page.get_by_role("link", name="browser-running")
+    run.wait_for()  # without the list, Tab would only reach the filters and the header
     page.get_by_label("Name contains").focus()
     for _ in range(12):
         page.keyboard.press("Tab")
         if page.evaluate("document.activeElement.textContent") == "browser-running":
             break
+    expect(run).to_be_focused()
     page.keyboard.press("Enter")
     page.get_by_role("heading", name="browser-running").wait_for()
 
