@@ -8,6 +8,7 @@ import psutil
 import pytest
 
 from services.contracts.listening import GLOO, NCCL, listening_socket, socket_environment
+from tests.harness.free_ports import free_port
 
 LOOPBACKS = ("127.0.0.1", "127.0.0.2", "localhost")
 
@@ -23,7 +24,8 @@ def interfaces() -> dict[str, str]:
 
 
 def test_a_store_listens_on_its_address_alone() -> None:
-    with listening_socket("127.0.0.2", 0) as listener:
+    # Not port 0: another test's server may have got the same ephemeral port on 127.0.0.1.
+    with listening_socket("127.0.0.2", free_port()) as listener:
         host, port = listener.getsockname()
         assert host == "127.0.0.2"
         with socket.create_connection((host, port), timeout=5):
