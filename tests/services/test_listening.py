@@ -36,6 +36,11 @@ def test_a_store_listens_on_its_address_alone() -> None:
             listening_socket(host, port)
 
 
+def test_a_store_may_choose_a_free_port() -> None:
+    with listening_socket("127.0.0.2", 0) as first, listening_socket("127.0.0.2", 0) as second:
+        assert first.getsockname() != second.getsockname()
+
+
 @pytest.mark.parametrize("host", LOOPBACKS)
 def test_loopback_replaces_what_a_shell_has_set(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(GLOO, "eth7")
