@@ -63,7 +63,7 @@ test-gpu: $(if $(GPU_PYTHON),,install)
 # Step time, tokens per second, MFU, memory against the plan: docs/performance.md. Exit status 2 without a device.
 BENCH_FLAGS ?=
 bench-gpu: $(if $(GPU_PYTHON),,install)
-	PYTHONPATH=. $(or $(GPU_PYTHON),$(BIN)/python) -m benchmarks.gpu $(BENCH_FLAGS)
+	PYTHONPATH=. $(or $(GPU_PYTHON),$(BIN)/python) -m benchmarks.learner.gpu $(BENCH_FLAGS)
 
 # Part of make test-all: a run on pods that drain, die and restart, with the commands of the chart's pods.
 test-cluster: install
@@ -94,15 +94,15 @@ chaos: install
 chaos-stub: install
 	$(BIN)/python -m tests.chaos.stub --seed $(CHAOS_SEED) --runs $(CHAOS_RUNS)-stub
 
-# Compares TRL's loss with ours, in a separate environment; see benchmarks/trl/README.md.
+# Compares TRL's loss with ours, in a separate environment; see benchmarks/peers/trl/README.md.
 compare-trl: .venv-trl/.installed
-	PYTHONPATH=. .venv-trl/bin/python -m benchmarks.trl.compare
+	PYTHONPATH=. .venv-trl/bin/python -m benchmarks.peers.trl.compare
 
-.venv-trl/.installed: benchmarks/trl/requirements.txt
+.venv-trl/.installed: benchmarks/peers/trl/requirements.txt
 	$(PYTHON) -m venv .venv-trl
 	.venv-trl/bin/python -m pip install --quiet uv
 	.venv-trl/bin/uv pip install --python .venv-trl/bin/python --index-strategy unsafe-best-match $(TORCH_FROM) \
-	  "torch==2.13.0+cpu" -r benchmarks/trl/requirements.txt
+	  "torch==2.13.0+cpu" -r benchmarks/peers/trl/requirements.txt
 	touch $@
 
 .PHONY: lock image-cpu image-gpu sbom test-images

@@ -6,6 +6,7 @@ Must not contain a command, nor import anything heavy: `penstock --help` answers
 from __future__ import annotations
 
 from deploy.cli.commands import algorithm, stack
+from deploy.cli.commands.bench import bench
 from deploy.cli.commands.conformance import conformance
 from deploy.cli.commands.doctor import doctor
 from deploy.cli.commands.evaluate import EVALUATE_API, evaluate
@@ -31,6 +32,7 @@ COMMANDS = (
     CliCommand("eval", with_connection(evaluate, EVALUATE_API), PLATFORM),
     CliCommand("recover", recover, PLATFORM),
     CliCommand("places", places, PLATFORM),
+    CliCommand("bench", bench, PLATFORM, anything=True),
     CliCommand("validate", validate, RECIPES),
     CliCommand("plan", plan, RECIPES),
     CliCommand("conformance", conformance, RECIPES),

@@ -1,7 +1,7 @@
 """Owns the estimate of a learner rank's memory: on its device and on its host, in training and while it loads.
 
-Must not measure, except what a host has and what is free. `python -m benchmarks.memory.loading` compares the estimate
-with measurements.
+Must not measure, except what a host has and what is free. `python -m benchmarks.learner.memory.loading` compares the
+estimate with measurements.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ def build_app(commands: Iterable[CliCommand], groups: Groups | None = None) -> t
         app.command(
             command.name,
             rich_help_panel=command.panel or None,
-            hidden=command.anything,
+            hidden=not command.panel,
             add_help_option=not command.anything,
             context_settings=ANYTHING if command.anything else None,
         )(command.run)

@@ -32,6 +32,7 @@ PLATFORM_COMMANDS = (
     "replay",
     "recover",
     "places",
+    "bench",
     "verify",
     "reward",
     "rescore",
@@ -44,7 +45,7 @@ PLATFORM_COMMANDS = (
 class CliCommand:
     """A command: its name, the function that Typer calls, and the panel of `--help` that lists it.
 
-    `anything`: it takes whatever arguments are given, and is in no panel.
+    `anything`: it takes whatever arguments are given, also `--help`. Without a panel it is hidden.
     """
 
     name: str

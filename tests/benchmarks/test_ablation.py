@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.ablation import report
-from benchmarks.ablation.run import KEPT
-from benchmarks.ablation.variants import SEEDS, VARIANTS, recipe
+from benchmarks.studies.ablation import report
+from benchmarks.studies.ablation.run import KEPT
+from benchmarks.studies.ablation.variants import SEEDS, VARIANTS, recipe
 from services.settings import PRESETS
 
 

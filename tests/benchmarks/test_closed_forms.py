@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.selection.closed_forms import (
+from benchmarks.studies.selection.closed_forms import (
     cost_over,
     kept_distribution,
     passes,

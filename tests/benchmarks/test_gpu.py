@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.gpu.flops import PEAKS, peak_flops, step_flops
-from benchmarks.gpu.parts import PartFailedError, apart
-from benchmarks.gpu.workload import SHAPES, Load
+from benchmarks.learner.gpu.flops import PEAKS, peak_flops, step_flops
+from benchmarks.learner.gpu.parts import PartFailedError, apart
+from benchmarks.learner.gpu.workload import SHAPES, Load
 from learner.model.shape import model_shape
 from services.settings import ModelSettings
 
@@ -24,7 +24,7 @@ TOKENS = 2 * 2 * (8 + 16)
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "benchmarks.gpu", *arguments]
+    command = [sys.executable, "-m", "benchmarks.learner.gpu", *arguments]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
 

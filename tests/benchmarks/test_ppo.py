@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from benchmarks.ppo.__main__ import ALGORITHMS, RESULTS, curve, recipe
+from benchmarks.studies.ppo.__main__ import ALGORITHMS, RESULTS, curve, recipe
 
 
 def test_both_algorithms_share_all_but_the_algorithm() -> None:

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.selection import report
-from benchmarks.selection.__main__ import DRIFTS, WAYS, simulate
-from benchmarks.selection.simulate import POPULATIONS, Scale, Simulation, Way, risen
+from benchmarks.studies.selection import report
+from benchmarks.studies.selection.__main__ import DRIFTS, WAYS, simulate
+from benchmarks.studies.selection.simulate import POPULATIONS, Scale, Simulation, Way, risen
 
 SMALL = Scale(prompts=200, steps=12, groups_per_step=32, in_flight=16)
 

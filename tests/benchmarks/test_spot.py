@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.spot.__main__ import Part, part, write_model
-from benchmarks.spot.fleet import Fleet, Member
-from benchmarks.spot.replica import _COUNT, new_count, read_count
+from benchmarks.loop.spot.__main__ import Part, part, write_model
+from benchmarks.loop.spot.fleet import Fleet, Member
+from benchmarks.loop.spot.replica import _COUNT, new_count, read_count
 from services.streams.keys import RunKeys
 from tests.harness.servers.redis_servers import start_server
 

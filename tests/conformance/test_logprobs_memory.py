@@ -22,7 +22,7 @@ def test_memory_stays_far_below_the_full_logits(vocabulary: int) -> None:
 
     The logits of a chunk must exceed 32 MiB, because glibc keeps smaller blocks when they are freed.
     """
-    program = [sys.executable, str(ROOT / "benchmarks/memory/logprobs.py")]
+    program = [sys.executable, str(ROOT / "benchmarks/learner/memory/logprobs.py")]
     size = ["--tokens", "4096", "--vocabulary", str(vocabulary), "--hidden", "16"]
     # Threads do not change sizes, and a second thread spins while other processes use the cores.
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}

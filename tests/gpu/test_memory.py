@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu.parts import held_bytes, planned_bytes, rollout_steps
-from benchmarks.gpu.workload import Load, Shape, recipe, write_model
+from benchmarks.learner.gpu.parts import held_bytes, planned_bytes, rollout_steps
+from benchmarks.learner.gpu.workload import Load, Shape, recipe, write_model
 from learner.training.process_group import Ranks
 from learner.training.trainer import Trainer
 from tests.gpu.needs import GIB, device, needs, rehearsing

@@ -44,7 +44,7 @@ def test_nothing_else_is_needed_to_collect_them(packages: Path) -> None:
 
 @pytest.mark.slow
 def test_the_benchmark_needs_nothing_else(packages: Path) -> None:
-    finished = python(packages, "-m", "benchmarks.gpu", "--help")
+    finished = python(packages, "-m", "benchmarks.learner.gpu", "--help")
     assert finished.returncode == 0, finished.stderr
     absent = python(packages, "-c", "import redis")
     assert "No module named 'redis'" in absent.stderr

@@ -14,7 +14,7 @@ import pytest
 import torch
 from transformers import MambaConfig
 
-from benchmarks.memory.loading import measure, write_model
+from benchmarks.learner.memory.loading import measure, write_model
 from learner.model import memory
 from learner.model.memory import GIB, ModelDoesNotFitError, check_memory, learner_memory
 from learner.model.shape import ModelShape, folder_shape

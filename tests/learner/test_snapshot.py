@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.memory.snapshot import Policy, publish_once, watched
+from benchmarks.learner.memory.snapshot import Policy, publish_once, watched
 from learner.weight_sync.snapshot import make_manifest, take_snapshot
 from services.contracts import parse_manifest
 

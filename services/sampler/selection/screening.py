@@ -6,9 +6,9 @@ Screening biases training. Dynamic sampling keeps a full group of G with probabi
 screen of k it is kept iff the screen is mixed, with probability h(k), because a mixed screen cannot become an unmixed
 group. So a prompt is trained h(k) / h(G) times as often. This falls from about 1 - 2^(1-k) at p = 1/2 to k / G as p
 goes to 0 or 1: a screen misses rare successes. Within a prompt, too, a group with few right (or few wrong) answers is
-less likely to pass (`passes` in benchmarks/selection/closed_forms.py), so that the accuracy of trained groups shifts
-towards 1/2. SPEED-RL (arXiv 2506.09016) screens in order to get this shift. Here screening is an option with a cost,
-and `uniform` is the default.
+less likely to pass (`passes` in benchmarks/studies/selection/closed_forms.py), so that the accuracy of trained groups
+shifts towards 1/2. SPEED-RL (arXiv 2506.09016) screens in order to get this shift. Here screening is an option with a
+cost, and `uniform` is the default.
 """
 
 from __future__ import annotations

@@ -1,0 +1,46 @@
+"""Owns the names of the benchmarks: `penstock bench` lists them, `penstock bench NAME ...` runs one.
+
+Must not measure. Each module has `main(arguments) -> exit status`; its docstring says what is measured and how.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import NamedTuple
+
+
+class Benchmark(NamedTuple):
+    """A benchmark: the module with its `main`, what it asks, and about how long it takes on two cores."""
+
+    module: str
+    question: str
+    takes: str
+
+
+BENCHMARKS: dict[str, Benchmark] = {}
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the benchmark that the first argument names, with the others; without one, list all. Status 2: unknown."""
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(listing())
+        return 0
+    name, *others = arguments
+    if name not in BENCHMARKS:
+        print(f"{name!r} is not a benchmark: expected one of {', '.join(BENCHMARKS)}", file=sys.stderr)
+        return 2
+    status: int = import_module(BENCHMARKS[name].module).main(others)
+    return status
+
+
+def listing() -> str:
+    """The benchmarks, one per line."""
+    width = max(map(len, BENCHMARKS), default=0)
+    lines = (f"  {name:<{width}}  {found.question} ({found.takes})" for name, found in BENCHMARKS.items())
+    return "\n".join(("penstock bench NAME [options]; --help of each says how it measures.", "", *lines))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
