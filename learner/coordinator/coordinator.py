@@ -5,9 +5,11 @@ Must not touch the policy; the rank's worker does. Each phase, the name of its w
     start       rewind       <- sampler: rewinds the run in Redis (only if resumed from an older step)
       v
     +-> read    batches      <- sampler: appends the next batch to the stream
-    |   train   training     <- all ranks: they wait (command) for a command of rank 0, an idle one at least every 4 s
+    |   train   training     <- all ranks: they wait (command) for a command of rank 0, an idle one at least every 4 s;
+    |           commit       <- the first optimizer step waits for the commit of the step before
     |   publish weight-sync  <- replicas: apply the broadcast and show the version in their heartbeats, or time out
-    |   commit               -> sampler: one Redis call frees the slots of the batch
+    |   commit               -> sampler: one Redis call frees the slots of the batch; both in the background, while the
+    |                           next batch is read and trained
     |   save    checkpoint   <- all ranks: write their files in the background; the next save and the end wait for them
     +-- (done after the last rollout step)
       v
@@ -65,6 +67,7 @@ class Coordinator:
         except LearnerStoppingError:
             log.info("stopping: the steps that are not committed are left to the next learner")
         finally:
+            await publication.close()
             await publisher.close()
             if started:
                 await started.schedule.close()

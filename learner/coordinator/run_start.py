@@ -58,7 +58,7 @@ class RunStart:
         await self._sync_files(step, records)
         version = await self._publication.commit_start(step)
         done = step >= self._recipe.limits.rollout_steps or await self._history.final_step() == step
-        await self._publication.publish(version)
+        await idle_during(self._worker, self._publication.publish(version))
         await self._context.heartbeat.update(state="ready", version=version)
         await self._context.event_log.write("ready", _summary(point, step, version, policy))
         return StartedRun(schedule, done)

@@ -1,6 +1,7 @@
 """Owns rank 0's training loop: read the next batch, train it on all ranks, commit the step, save checkpoints.
 
-Must not start or end a run, nor touch the policy.
+Must not start or end a run, nor touch the policy. The commit of a step runs in the background and sends no commands to
+the other ranks; the loop does.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class TrainingLoop:
         self._free_at = time.monotonic()
         while not self._done and not self._worker.stopping:
             self._publication.check()
-            step = self._publication.policy.step + 1
+            step = self._publication.latest.step + 1
             waits.pending("batches", f"the batch of rollout step {step}", patience_s, idle=True)
             found = await self._history.batches(self._after, self._block_s)
             if not found:
@@ -76,61 +77,71 @@ class TrainingLoop:
                 await self._handle(logged)
                 self._free_at = time.monotonic()
             if self._publication.record and self._schedule.overdue:
-                await self._save(self._publication.record)
+                await self._save()
         if not self._done:
             await self.save_last()
             raise LearnerStoppingError
+        await self._settle()
 
     async def save_last(self) -> None:
         """Before the learner stops, write the checkpoint of the last committed step, so that none is trained again.
 
         The host ends this process when its time is over; what is written of a checkpoint by then is deleted later.
         """
-        record = self._publication.record
+        await self._settle()
         await idle_during(self._worker, self._schedule.settle())
-        if record and self._schedule.owed and self._worker.between_steps:
-            log.info("stopping: a checkpoint of step %d is written first", record.step)
-            await self._save(record)
+        if self._publication.record and self._schedule.owed and self._worker.between_steps:
+            log.info("stopping: a checkpoint of step %d is written first", self._publication.record.step)
+            await self._save()
             await idle_during(self._worker, self._schedule.settle())
+
+    async def _settle(self) -> None:
+        await idle_during(self._worker, self._publication.settle())
 
     async def _check_redis(self) -> None:
         """Raise StateLostError if Redis lost a committed step."""
-        policy, committed = await self._history.policy(), self._publication.policy.step
+        committed = self._publication.policy.step  # before the look: the commit in the background goes on meanwhile
+        policy = await self._history.policy()
         found = policy.step if policy else 0
         if found < committed:
             raise StateLostError(committed)
 
     async def _handle(self, logged: LoggedBatch) -> None:
-        batch, committed, record = logged.batch, self._publication.policy.step, None
-        if batch.step > committed:
-            if not await self._history.accepts(logged, committed + 1):
-                return
-            record = await self._train(logged)
-            self._schedule.committed(record)
-        else:
-            log.info("step %d was already trained", batch.step)
-        # Before the checkpoint, which may wait long for the previous one: its payloads leave Redis meanwhile. The
-        # sampler's snapshot that the checkpoint needs stays until the next release.
-        await idle_during(self._worker, self._history.release_batch(logged))
-        if record and self._worker.checkpoint_writer.due(batch.step) and not self._done:
-            await self._save(record)
+        step, latest = logged.batch.step, self._publication.latest.step
+        if step <= latest:
+            log.info("step %d was already trained", step)
+            await self._settle()
+            await idle_during(self._worker, self._history.release_batch(logged))
+            return
+        if not await self._history.accepts(logged, latest + 1):
+            return
+        await self._train(logged)
+        if self._worker.checkpoint_writer.due(step) and not self._done:
+            await self._save()
 
-    async def _save(self, record: StepRecord) -> None:
+    async def _save(self) -> None:
+        """Write a checkpoint of the last trained step, which has to be committed first."""
+        await self._settle()
         await idle_during(self._worker, self._schedule.settle())
+        record = self._publication.record
+        assert record is not None, "a step was committed"
         # It stays in Redis until the batch of the next step is released.
         reading = read_snapshot(self._context.redis, self._context.keys.snapshot(record.step))
         snapshot = await idle_during(self._worker, reading)
         await self._worker.send(Command(do="save", step=record.step, fence=self._history.fence))
         await self._schedule.save(record, self._publication.policy, snapshot)
 
-    async def _train(self, logged: LoggedBatch) -> StepRecord:
-        batch, started_at, version = logged.batch, time.time(), self._publication.policy.version
+    async def _train(self, logged: LoggedBatch) -> None:
+        """Train a batch on all ranks, while the step before it may still be on its way to the fleet."""
+        batch, started_at, version = logged.batch, time.time(), self._publication.latest.version
         rate = await self._learning_rate(batch.step)
         patience_s = self._recipe.limits.stall_timeout_s
         with self._context.waits.on("training", f"the optimizer steps of rollout step {batch.step}", patience_s):
             fence = self._history.fence
             await self._worker.send(Command(do="train", batch=batch, fence=fence, version=version, learning_rate=rate))
-            trained = await self._worker.training.train(batch, fence, version, learning_rate=rate)
+            committed = self._publication.wait_committed
+            training = self._worker.training.train(batch, fence, version, learning_rate=rate, before_update=committed)
+            trained = await training
         if trained is None:
             await self.save_last()
             raise LearnerStoppingError
@@ -139,18 +150,24 @@ class TrainingLoop:
             await self._context.event_log.write("payload-damaged", f"step {batch.step}: {'; '.join(trained.damaged)}")
         await self._check_engines(trained, batch.step, version)
         unpublished = step_record(batch, trained, version, started_at, self._history.fence, rate)
-        unpublished = unpublished.model_copy(
-            update={"metrics": unpublished.metrics | {"batch_wait_seconds": self._waited_s}}
-        )
         await self._check_gradients(unpublished, trained)
-        record = await self._publication.commit_step(unpublished, logged.entry)
+        await self._settle()
+        waits = {"batch_wait_seconds": self._waited_s, "commit_wait_seconds": self._publication.take_waited_s()}
+        unpublished = unpublished.model_copy(update={"metrics": unpublished.metrics | waits})
+        await self._publication.start_commit(unpublished, logged.entry, partial(self._after_commit, logged))
         self._done = batch.last or batch.step >= self._recipe.limits.rollout_steps
+
+    async def _after_commit(self, logged: LoggedBatch, record: StepRecord) -> None:
+        """In the background: show a committed step, write its record and release its batch."""
+        self._schedule.committed(record)
         await self._context.heartbeat.update(version=record.version)
         show_committed(self._context.record.id, record.metrics)
         write = partial(self._worker.archive.write_record, record)
-        what = f"the record of rollout step {record.step}"
-        await idle_during(self._worker, retry_storage(write, what, self._context.waits, patience_s))
-        return record
+        what, patience_s = f"the record of rollout step {record.step}", self._recipe.limits.stall_timeout_s
+        await retry_storage(write, what, self._context.waits, patience_s)
+        # A checkpoint of this step may wait long for the one before it: the payloads leave Redis meanwhile. The
+        # sampler's snapshot that the checkpoint needs stays until the next release.
+        await self._history.release_batch(logged)
 
     async def _learning_rate(self, step: int) -> float:
         """That of the next rollout step; a change is an event."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -42,14 +42,19 @@ class BatchTraining:
         *,
         learning_rate: float | None = None,
         archived: bool = False,
+        before_update: Callable[[], None] | None = None,
     ) -> Trained | None:
         """Train one rollout step. None if `stopping` was set meanwhile and interrupted it. Collective.
 
-        `fence`: the learner under whose name the batch is archived. `version`, `learning_rate`: see `Trainer.train`.
+        `fence`: the learner under whose name the batch is archived. `version`, `learning_rate`, `before_update`: see
+        `Trainer.train`.
         With `archived` the payloads come from the archive, where that learner wrote them when it trained the step
         first.
         """
-        work = asyncio.ensure_future(self._train(batch, fence, version, learning_rate, archived))
+        steps = partial(
+            self._rank.trainer.train, version=version, learning_rate=learning_rate, before_update=before_update
+        )
+        work = asyncio.ensure_future(self._train(batch, fence, steps, archived))
         stopping = asyncio.create_task(self._rank.service.stopping.wait())
         try:
             await asyncio.wait({work, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -62,9 +67,7 @@ class BatchTraining:
         finally:
             stopping.cancel()
 
-    async def _train(
-        self, batch: Batch, fence: Fence, version: int | None, learning_rate: float | None, archived: bool
-    ) -> Trained:
+    async def _train(self, batch: Batch, fence: Fence, steps: Callable[..., Trained], archived: bool) -> Trained:
         trainer = self._rank.trainer
         damaged: dict[str, str] = {}
         while True:
@@ -79,7 +82,7 @@ class BatchTraining:
             batch = masked(batch, unusable)
         error = None if archived else await self._archive(batch, payloads, fence)
         await self._exchange(batch, {}, error)
-        trained = await self._rank.in_order(lambda: trainer.train(plans, payloads, version, learning_rate))
+        trained = await self._rank.in_order(lambda: steps(plans, payloads))
         return replace(trained, damaged=tuple(damaged.values()), batch_digest=batch_digest(batch))
 
     async def _payloads(

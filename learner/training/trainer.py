@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -22,6 +22,7 @@ from learner.algorithm.loss import HISTOGRAMS, SUMS, LossSettings, TokenLoss, to
 from learner.algorithm.parity import EngineComparison
 from learner.algorithm.ratios import BINS
 from learner.training.deepspeed_engine import frozen, place, prepare_environment, training_engine
+from learner.training.learning_rate import LearningRate
 from learner.training.minibatches import (
     MicroBatch,
     MiniBatch,
@@ -65,6 +66,8 @@ class Trainer:
 
     between_steps = True
     _finish_by = 0.0
+    _before_update: Callable[[], None] | None = None
+    _held_s = 0.0
 
     def __init__(self, folder: Path, recipe: Recipe, ranks: Ranks, *, short_cut: bool = True) -> None:
         """Load the policy and create its engine, and with a KL coefficient also a frozen copy as the reference.
@@ -99,7 +102,7 @@ class Trainer:
         if self._per_token:
             policy.add_value_head(ranks.device)
         self._engine = training_engine(policy, recipe.learner, recipe.algorithm.value.learning_rate)
-        self._rates = [group["lr"] for group in self._engine.optimizer.param_groups]
+        self._learning_rate = LearningRate(self._engine.optimizer, recipe.learner.warmup_rollout_steps)
         # At stage 3 only the engine can run the policy, because it gathers the parameters.
         shares_prompts = torch.tensor(int(can_share_prompts(policy)))
         # The shares of the ranks depend on it, so all of them have to use the same answer.
@@ -153,15 +156,18 @@ class Trainer:
         payloads: dict[str, SamplePayload],
         version: int | None = None,
         learning_rate: float | None = None,
+        before_update: Callable[[], None] | None = None,
     ) -> Trained:
         """Train one rollout step: one optimizer step per trainable mini-batch.
 
         `payloads`: those of this rank's shares, by key. `version`: that of the policy as it is now, whose tokens are
         compared with the engines' log-probs (None: none). `learning_rate`: the policy's from now on, before any
-        warm-up; None: as it is. Raises InterruptedTrainingError after `interrupt`.
+        warm-up; None: as it is. `before_update`: called once, before the first optimizer step changes the policy; it
+        may wait, which is not counted as training. Raises InterruptedTrainingError after `interrupt`.
         """
         started = time.monotonic()
-        rate = self._set_learning_rate(learning_rate)
+        self._before_update, self._held_s = before_update, 0.0
+        rate = self._learning_rate.set(learning_rate, self._rollout_steps)
         names = tuple(sorted({sample.replica for plan in plans for share in plan.shares for sample in share}))
         self._comparison = EngineComparison(names)
         sampled = None if version is None else Sampled(version, names)
@@ -173,7 +179,7 @@ class Trainer:
         self._rollout_steps += 1
         self._count_non_finite(steps)
         self._comparison.reduce(self._ranks.all_reduce)
-        seconds = time.monotonic() - started
+        seconds = time.monotonic() - started - self._held_s
         return summary(plans, steps, self._comparison, rate, seconds, per_token=self._per_token)
 
     def _count_non_finite(self, steps: list[OptimizerStep]) -> None:
@@ -195,15 +201,6 @@ class Trainer:
         now = self.between_steps or time.monotonic() >= self._finish_by
         if any(self._most([int(self._interrupted.is_set() and now)])):
             raise InterruptedTrainingError("training was interrupted")
-
-    def _set_learning_rate(self, wanted: float | None) -> float:
-        """Set the learning rates: constant after a linear warm-up, in rollout steps; never 0. Returns the policy's."""
-        self._rates[0] = self._rates[0] if wanted is None else wanted  # the policy's group comes first
-        warm = self._settings.warmup_rollout_steps
-        share = min(1.0, (self._rollout_steps + 1) / warm) if warm else 1.0
-        for group, rate in zip(self._engine.optimizer.param_groups, self._rates, strict=True):
-            group["lr"] = share * rate
-        return share * float(self._rates[0])
 
     def _micro_batches(
         self, plans: list[MiniBatch], payloads: dict[str, SamplePayload], sampled: Sampled | None = None
@@ -237,9 +234,19 @@ class Trainer:
             histograms += found.histograms
             # DeepSpeed averages gradients over ranks, but the loss is already a part of the global sum.
             self._engine.backward(found.loss * self._ranks.world, scale_wrt_gas=False)
+        if self.between_steps:
+            self._hold()
         self.between_steps = False
         norm, applied = self._apply()
         return OptimizerStep(self._ranks.all_reduce(sums), self._ranks.all_reduce(histograms), norm, applied)
+
+    def _hold(self) -> None:
+        """Wait for what has to happen before the policy changes. Collective."""
+        if self._before_update:
+            started = time.monotonic()
+            self._before_update()
+            self._held_s = time.monotonic() - started
+        self._check_interrupted()
 
     def _token_loss(self, batch: MicroBatch, anchor: Anchor) -> TokenLoss:
         output: PolicyOutput = self._engine(**inputs(batch))

@@ -18,6 +18,7 @@ _STEP_METRICS = {
     "capped_share": ("capped_ratio", "Trained tokens whose importance weight was capped."),
     "clip_high_share": ("clip_high_ratio", "Trained tokens clipped at the upper bound."),
     "clip_low_share": ("clip_low_ratio", "Trained tokens clipped at the lower bound."),
+    "commit_wait_seconds": ("commit_wait_seconds", "Time that the learner waited for the step before to be committed."),
     "compared_tokens": ("compared_tokens", "Tokens sampled with the weights from which the step started."),
     "dual_clip_share": ("dual_clip_ratio", "Trained tokens clipped by dual clipping."),
     "effective_sample_size": ("effective_sample_size_ratio", "Effective sample size of the raw importance weights."),

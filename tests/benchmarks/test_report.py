@@ -56,7 +56,7 @@ def test_a_ratio_pairs_the_repeats() -> None:
         "target": ">= 2.5",
         "met": False,
     }
-    with pytest.raises(ValueError, match="shorter|longer"):
+    with pytest.raises(ValueError, match=r"shorter|longer"):
         ratio("speed", [1.0], [1.0, 2.0])
 
 

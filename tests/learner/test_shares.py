@@ -31,9 +31,7 @@ async def test_rank_1_trains_its_own_share(redis: Any, run_id: str) -> None:
         await redis.hset(key, mapping=pack(payload))
     given: list[tuple[list[MiniBatch], dict[str, SamplePayload]]] = []
 
-    def train(
-        plans: list[MiniBatch], own: dict[str, SamplePayload], version: int | None, rate: float | None
-    ) -> Trained:
+    def train(plans: list[MiniBatch], own: dict[str, SamplePayload], **_: Any) -> Trained:
         given.append((plans, own))
         return Trained({}, ())
 

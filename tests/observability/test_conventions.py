@@ -63,7 +63,7 @@ FREE_LABELS = {"name", "metric", "setting", "unit", "le", "quantile", "job", "in
 """Labels that would put several units into one family, or that belong to Prometheus."""
 OF_THE_LEARNER = (
     *("loss", "gradient_norm", "learning_rate", "zero_advantage_share"),
-    *("skipped_optimizer_steps", "learning_seconds", "publish_seconds", "batch_wait_seconds"),
+    *("skipped_optimizer_steps", "learning_seconds", "publish_seconds", "batch_wait_seconds", "commit_wait_seconds"),
 )
 """In addition to those of learner.algorithm.loss; tests/learner/test_service.py compares with a real step."""
 

@@ -130,8 +130,8 @@ RUN = Board(
             ),
             Panel(
                 "Duration of a rollout step",
-                "The optimizer steps, and the weight sync after them.",
-                step("learning_seconds", "publish_seconds"),
+                "The optimizer steps; the weight sync, which overlaps the next step; how long that waited for it.",
+                step("learning_seconds", "publish_seconds", "commit_wait_seconds"),
                 "s",
                 low=0,
                 span=12,
