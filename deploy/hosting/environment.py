@@ -58,6 +58,11 @@ RAY = {
     "RAY_DASHBOARD_STARTUP_TIMEOUT_S": "120",
     # Here too: 30 s, after which the raylet ends, and no process can be placed.
     "RAY_agent_register_timeout_ms": "120000",
+    # Serve's controller looks at its replicas ten times a second by default, and every process of Serve exports metrics
+    # as often, which we do not read: with these, an idle stack takes a third less of a core. A replica that ended is
+    # noticed up to 0.4 s later.
+    "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5",
+    "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "5000",
     # Otherwise Ray warns on standard error about settings that are intended.
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_SERVE_LOG_TO_STDERR": "0",
