@@ -19,7 +19,16 @@ class Benchmark(NamedTuple):
     takes: str
 
 
-BENCHMARKS: dict[str, Benchmark] = {}
+BENCHMARKS: dict[str, Benchmark] = {
+    "data-plane": Benchmark(
+        "benchmarks.data_plane.command",
+        "what moving groups costs, beside redis-py, many pending groups and ended runs",
+        "4 minutes",
+    ),
+    "verdicts": Benchmark(
+        "benchmarks.verifier.verdicts.speed", "verdicts per second and core, beside math-verify alone", "1 minute"
+    ),
+}
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -10,7 +10,8 @@ import asyncio
 import statistics
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -30,6 +31,9 @@ from services.streams.state.runs import RunRecords
 RECIPE = load_recipe(Path(__file__).parents[2] / "deploy/recipes/qwen2.5-32b-dapo.yaml")
 TOGETHER, WARM_UP = 200, 10
 TOKEN = "token-of-the-benchmark"
+PAGE = 50
+FILLED = ("page of 50", "page of 50 failed")
+"""What only so many ended runs fill."""
 
 
 async def add_ended(redis: Redis, first: int, count: int) -> None:
@@ -65,8 +69,16 @@ async def cpu_ms(work: Callable[[], Awaitable[None]], times: int) -> float:
     return statistics.median(found[WARM_UP:])
 
 
-async def measure(folder: Path, sizes: list[int], times: int) -> None:
-    """Print what each piece of work costs beside each number of ended runs, and its ratio to the first."""
+@dataclass(frozen=True)
+class Cost:
+    """CPU time beside some ended runs: `first_look_s` of a controller that starts, `ms` of each piece of work."""
+
+    first_look_s: float
+    ms: dict[str, float]
+
+
+async def measure(folder: Path, sizes: Sequence[int], times: int) -> AsyncIterator[tuple[int, Cost]]:
+    """What each piece of work costs beside each number of ended runs; `sizes` rise."""
     server = EmbeddedValkey(folder / "valkey")
     url = server.start()
     try:
@@ -76,28 +88,44 @@ async def measure(folder: Path, sizes: list[int], times: int) -> None:
         headers = {"authorization": f"Bearer {TOKEN}"}
         async with httpx.AsyncClient(transport=transport, base_url="http://penstock", headers=headers) as api:
             await RunRecords(redis).create("active", RECIPE)
-            first, present = dict[str, float](), 0
+            present = 0
             for size in sizes:
                 await add_ended(redis, present, size - present)
                 present = size
-                known, states, expiry = KnownRuns(redis, RunRecords(redis)), RunStates(), Expiry(redis, folder, 3600.0)
-                began = time.process_time()
-                await look(known, states, expiry)
-                print(f"{size:>6} ended runs: first look {time.process_time() - began:.2f} s CPU", flush=True)
-                works = {
-                    "look of the controller": partial(look, known, states, expiry),
-                    "page of 50": partial(get, api, "/v1/runs?limit=50"),
-                    "page of 50 active": partial(get, api, "/v1/runs?limit=50&state=queued&state=running"),
-                    "page of 50 failed": partial(get, api, "/v1/runs?limit=50&state=failed&project=default"),
-                    "one run": partial(get, api, "/v1/runs/active"),
-                }
-                for name, work in works.items():
-                    cost = await cpu_ms(work, times)
-                    ratio = cost / first.setdefault(name, cost)
-                    print(f"{size:>6} ended runs: {name}: {cost:.2f} ms CPU, {ratio:.2f} times the first", flush=True)
+                yield size, await _cost(redis, folder, api, times)
         await redis.aclose()
     finally:
         server.stop()
+
+
+async def _cost(redis: Redis, folder: Path, api: httpx.AsyncClient, times: int) -> Cost:
+    known, states, expiry = KnownRuns(redis, RunRecords(redis)), RunStates(), Expiry(redis, folder, 3600.0)
+    began = time.process_time()
+    await look(known, states, expiry)
+    first_look_s = time.process_time() - began
+    works = {
+        "look of the controller": partial(look, known, states, expiry),
+        "page of 50": partial(get, api, f"/v1/runs?limit={PAGE}"),
+        "page of 50 active": partial(get, api, f"/v1/runs?limit={PAGE}&state=queued&state=running"),
+        "page of 50 failed": partial(get, api, f"/v1/runs?limit={PAGE}&state=failed&project=default"),
+        "one run": partial(get, api, "/v1/runs/active"),
+    }
+    return Cost(first_look_s, {name: await cpu_ms(work, times) for name, work in works.items()})
+
+
+async def costs(folder: Path, sizes: Sequence[int], times: int) -> dict[int, Cost]:
+    """The same by number of ended runs."""
+    return {size: cost async for size, cost in measure(folder, sizes, times)}
+
+
+async def show(folder: Path, sizes: Sequence[int], times: int) -> None:
+    """Print each cost, and its ratio to the first."""
+    first: dict[str, float] = {}
+    async for size, cost in measure(folder, sizes, times):
+        print(f"{size:>6} ended runs: first look {cost.first_look_s:.2f} s CPU", flush=True)
+        for name, found in cost.ms.items():
+            times_first = found / first.setdefault(name, found)
+            print(f"{size:>6} ended runs: {name}: {found:.2f} ms CPU, {times_first:.2f} times the first", flush=True)
 
 
 def main() -> None:
@@ -107,7 +135,7 @@ def main() -> None:
     parser.add_argument("--times", type=int, default=100, help="repetitions of each measurement")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        asyncio.run(measure(Path(folder), options.sizes, options.times))
+        asyncio.run(show(Path(folder), options.sizes, options.times))
 
 
 if __name__ == "__main__":

@@ -77,6 +77,14 @@ class Bench:
         """End a service at once, with what it started."""
         end_tree(self._services.pop(service))
 
+    def signal(self, service: str, number: int) -> None:
+        """Send a signal to a service, not to what it started."""
+        self._services[service].send_signal(number)
+
+    def pid(self, name: str) -> int:
+        """The process of a service, or of the server, `valkey`."""
+        return self._server.process.pid if name == "valkey" else self._services[name].pid
+
     def cpu_s(self, *, children: bool = True) -> dict[str, float]:
         """User and system seconds so far, by service, with the `children` that it started; and of the server."""
         pids = {name: process.pid for name, process in self._services.items()}
@@ -136,3 +144,11 @@ def cpu_s(pid: int, children: bool = False) -> float:
                 times = each.cpu_times()
                 total += times.user + times.system
     return total
+
+
+def ran_s(pid: int) -> float:
+    """Seconds that the threads of a process have run, as the scheduler counts them: exact where `cpu_s` has ticks.
+
+    A thread that has ended is not counted.
+    """
+    return sum(int(path.read_text().split()[0]) for path in Path(f"/proc/{pid}/task").glob("*/schedstat")) / 1e9

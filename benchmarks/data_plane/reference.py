@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 import redis
@@ -48,6 +48,16 @@ class Messages:
     samples: list[bytes]
     verdicts: list[bytes]
     payloads: list[dict[bytes, bytes]]
+
+    def group_bytes(self, samples: int) -> float:
+        """The bytes that a group of so many samples writes, on average: task and verdicts twice, the rest once."""
+        payloads = [sum(map(len, fields.values())) for fields in self.payloads]
+        each = fmean(payloads) + _mean_size(self.samples) + 2 * _mean_size(self.verdicts)
+        return 2 * _mean_size(self.tasks) + samples * each
+
+
+def _mean_size(bodies: list[bytes]) -> float:
+    return fmean(map(len, bodies))
 
 
 def capture(bench: Bench) -> Messages:

@@ -26,7 +26,8 @@ def write_questions(path: Path, count: int) -> Path:
 def recipe(questions: Path, train: int, **limits: Any) -> dict[str, Any]:
     """A run over the first `train` questions. `limits` are those of the recipe.
 
-    Also accepted: group_size, rollout, verifiers, checkpoint_every, every (evaluations), max_sequences.
+    Also accepted: algorithm (more of that section), group_size, rollout, verifiers, checkpoint_every, every
+    (evaluations), max_sequences.
     """
     group_size, replicas = limits.pop("group_size", 16), limits.pop("rollout", 1)
     groups = limits["groups_per_step"]
@@ -34,7 +35,7 @@ def recipe(questions: Path, train: int, **limits: Any) -> dict[str, Any]:
         "name": "stub",
         "model": {"path": "/none", "max_model_len": 256},
         "data": {"source": "jsonl", "path": str(questions), "train": train, "held_out": HELD_OUT, "options": {}},
-        "algorithm": {"group_size": group_size},
+        "algorithm": {"group_size": group_size, **limits.pop("algorithm", {})},
         "verifier": {"replicas": limits.pop("verifiers", 1)},
         "rollout": {
             "max_new_tokens": 64,
