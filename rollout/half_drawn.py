@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import uuid
+import secrets
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -40,7 +40,7 @@ class HalfDrawn:
     started_at: float
     kept: Partial | None = None
     saved: int = field(init=False)
-    attempt: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
+    attempt: str = field(default_factory=lambda: secrets.token_hex(6))
 
     def __post_init__(self) -> None:
         self.saved = self.base

@@ -15,7 +15,7 @@ import uuid
 from collections.abc import Collection, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import TypeVar
 
 import numpy as np
@@ -183,16 +183,19 @@ class LeasedTask:
             finished_at=time.time(),
             replica=self.context.heartbeat.info.id if alone else "",
         )
-        prompt = task.prompt
-        large = len(json.dumps(prompt.reference)) > REPEATED_REFERENCE
+        large = self._has_large_reference
         return Sample(
             group=task.group,
             index=index,
-            verifier=prompt.verifier,
-            reference={} if large else prompt.reference,
+            verifier=task.prompt.verifier,
+            reference={} if large else task.prompt.reference,
             reference_in_task=large,
             facts=facts,
         )
+
+    @cached_property
+    def _has_large_reference(self) -> bool:
+        return len(json.dumps(self.message.prompt.reference)) > REPEATED_REFERENCE
 
     async def publish_samples(
         self, samples: Sequence[tuple[Sample, SamplePayload]], lost: Collection[Lease] = ()

@@ -10,6 +10,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from services.contracts import Lane, Outcome, Task, Verdict
 from services.sampler.backpressure import Flow
@@ -108,8 +109,8 @@ class GroupTable:
     `generating` is in the order of dispatch. `batched`: the groups of each untrained batch, by rollout step.
     `reopened`: groups that a rewind reopened and that wait to be dispatched again, with their prompts' ids.
     `undecided`: groups that were added with all their verdicts: a failover lost the decision on them.
-    No method costs more than what it changes, except those that read whole states: `next_batch`, `unknown`,
-    `prompts_in_flight` and `open_groups`.
+    No method costs more than what it changes, except those that read whole states: `next_batch`, `unknown` and
+    `open_groups`.
     """
 
     def __init__(self) -> None:
@@ -213,9 +214,9 @@ class GroupTable:
         return next(iter(self.generating), "")
 
     @property
-    def prompts_in_flight(self) -> set[str]:
-        """The ids of the prompts whose group is not judged yet."""
-        return set(self._prompts)
+    def prompts_in_flight(self) -> Mapping[str, int]:
+        """How many groups of each prompt are not judged yet, by its id: a view, because every turn needs it."""
+        return MappingProxyType(self._prompts)
 
     @property
     def open_groups(self) -> list[str]:

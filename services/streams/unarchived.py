@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from services.contracts import Lane
-from services.streams.delivery.payloads import WHOLE
+from services.streams.delivery.payloads import WHOLE, read_fields
 from services.streams.retention import UNARCHIVED_KEPT
 from services.streams.state.group_state import EVALUATED_TTL_S
 from services.streams.state.ownership import RoleOwner
@@ -21,6 +21,7 @@ from services.streams.state.policy_history import groups_per_call
 
 PAYLOAD_FIELDS = (*WHOLE, "text_crc", "crc")
 """What is read of a payload: not its nuclei, which may be a hundred times as large."""
+_NAMES = tuple(name.encode() for name in PAYLOAD_FIELDS)
 
 
 @dataclass(frozen=True)
@@ -91,12 +92,11 @@ class Unarchived(RoleOwner):
                 yield group
 
     async def _read_payloads(self, groups: Sequence[EndedGroup], wanted: Sequence[tuple[int, int]]) -> None:
-        async with self._redis.pipeline(transaction=False) as pipe:
-            for at, index in wanted:
-                pipe.hmget(self._keys.payload(groups[at].name, index), *PAYLOAD_FIELDS)
-            replies = await pipe.execute()
+        keys = [self._keys.payload(groups[at].name, index) for at, index in wanted]
+        # One call: a command for each payload would cost this process more than all that is in them.
+        replies = await read_fields(self._redis, keys, PAYLOAD_FIELDS)
         for (at, index), values in zip(wanted, replies, strict=True):
-            known = {name.encode(): value for name, value in zip(PAYLOAD_FIELDS, values, strict=True) if value}
+            known = {name: value for name, value in zip(_NAMES, values, strict=True) if value}
             if known:
                 groups[at].payloads[index] = known
 

@@ -124,7 +124,7 @@ def _used(sample: BatchSample) -> dict[str, Any]:
 def _sample(
     index: int, verdict: Verdict | None, payload: SamplePayload | None, shaped: dict[str, Any] | None
 ) -> ArchivedSample:
-    known: dict[str, Any] = {"index": index, **(shaped or {})}
+    known: dict[str, Any] = dict(shaped or {})
     if payload is not None:
         versions = [span.version for span in payload.spans]
         known |= {
@@ -137,9 +137,9 @@ def _sample(
             "newest_version": max(versions, default=None),
         }
     if verdict is not None:
-        known |= verdict.facts.model_dump(exclude={"payload"})
-        known |= verdict.model_dump(include={"outcome", "score", "reason", "answer", "rewards"})
-    return ArchivedSample.model_validate(known)
+        # Not by model_dump, which costs as much as all else; what a sample of the archive does not have is ignored.
+        known |= vars(verdict.facts) | vars(verdict)
+    return ArchivedSample.model_validate(known | {"index": index})
 
 
 def _reason(release: str, verdicts: Sequence[Verdict], samples: Sequence[ArchivedSample]) -> str:

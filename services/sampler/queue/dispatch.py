@@ -5,7 +5,7 @@ Must not judge groups. `backpressure` decides how many tasks are sent, `selectio
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from itertools import islice
 
 from services.contracts import DROP_CAUSES, Lane, Prompt, SamplerState, Sampling, Task
@@ -32,6 +32,16 @@ def task_of(recipe: Recipe, group: str, prompt: Prompt, stop: int | None = None)
         max_new_tokens=rollout.max_new_tokens,
     )
     return Task(group=group, prompt=prompt, samples=recipe.algorithm.group_size, sampling=sampling, stop=stop)
+
+
+class _Either:
+    """What is in any of the parts, which are not copied."""
+
+    def __init__(self, *parts: Container[str]) -> None:
+        self._parts = parts
+
+    def __contains__(self, key: object) -> bool:
+        return any(key in part for part in self._parts)
 
 
 class Dispatcher:
@@ -111,12 +121,13 @@ class Dispatcher:
             return
         prefers = level >= Level.BOUNDARY and FILTERS[self._recipe.algorithm.filter].follows_pass_rate
         strategy = "boundary" if prefers else self._rule.selection.strategy
-        in_flight = self._table.prompts_in_flight
+        drawn: set[str] = set()
+        in_flight = _Either(self._table.prompts_in_flight, drawn)
         while count > 0:
             chunk = min(count, TASKS_AT_ONCE)
             reopened = list(islice(self._table.reopened.items(), chunk))
             while len(reopened) + len(self._unsent) < chunk:
-                self._draw(strategy, step, in_flight)
+                drawn.add(self._draw(strategy, step, in_flight))
             await self._send(reopened, self._unsent[: chunk - len(reopened)])
             count -= chunk
 
@@ -125,14 +136,15 @@ class Dispatcher:
         """Whether all generation batches that the recipe allows for one batch were dispatched, the last one whole."""
         return 0 < self._rule.max_generation_batches <= self._generation_batches
 
-    def _draw(self, strategy: str, step: int, in_flight: set[str]) -> None:
+    def _draw(self, strategy: str, step: int, in_flight: Container[str]) -> str:
+        """Draw the next prompt, and return its id."""
         try:
             prompt = self._selection.next(strategy, step, in_flight)
         except PromptsExhaustedError as error:
             limit = self._recipe.max_prompt_tokens
             raise PromptsExhaustedError(f"{error} (data.max_prompt_tokens, in force: {limit})") from None
-        in_flight.add(prompt.id)
         self._unsent.append((prompt, self._selection.place))
+        return prompt.id
 
     async def _send(self, reopened: list[tuple[str, str]], drawn: list[tuple[Prompt, Place]]) -> None:
         """Dispatch reopened groups again, and groups of prompts that were drawn; all of them or none."""

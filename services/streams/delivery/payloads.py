@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import json
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,6 +26,8 @@ WHOLE = ("prompt_ids", "response_ids", "behaviour_logprobs", "text", "finish_rea
 NUCLEI = ("nucleus_ids", "nucleus_offsets")
 """The fields of a response that was sampled with top-k."""
 FETCHED_AT_ONCE = 8
+_WHOLE, _NUCLEI = (tuple(name.encode() for name in names) for names in (WHOLE, NUCLEI))
+_INT, _FLOAT = np.dtype("<i4"), np.dtype("<f4")
 
 
 class PayloadMissingError(LookupError):
@@ -60,43 +64,52 @@ def pack(payload: SamplePayload) -> dict[str, bytes]:
             f"expected that of response_ids, {payload.response_ids.shape}"
         )
     fields = {
-        "prompt_ids": np.asarray(payload.prompt_ids, "<i4").tobytes(),
-        "response_ids": np.asarray(payload.response_ids, "<i4").tobytes(),
-        "behaviour_logprobs": np.asarray(payload.behaviour_logprobs, "<f4").tobytes(),
+        "prompt_ids": np.asarray(payload.prompt_ids, _INT).tobytes(),
+        "response_ids": np.asarray(payload.response_ids, _INT).tobytes(),
+        "behaviour_logprobs": np.asarray(payload.behaviour_logprobs, _FLOAT).tobytes(),
         "text": payload.text.encode(),
         "finish_reason": payload.finish_reason.encode(),
-        "spans": json.dumps([[span.version, span.start, span.end] for span in payload.spans]).encode(),
+        "spans": f"[{', '.join(f'[{span.version}, {span.start}, {span.end}]' for span in payload.spans)}]".encode(),
     }
     if payload.nuclei is not None:
         payload.nuclei.check(payload.response_ids)
         arrays = (payload.nuclei.ids, payload.nuclei.offsets)
-        fields |= {name: np.asarray(array, "<i4").tobytes() for name, array in zip(NUCLEI, arrays, strict=True)}
+        fields |= {name: np.asarray(array, _INT).tobytes() for name, array in zip(NUCLEI, arrays, strict=True)}
     sums = {"text_crc": _crc(fields["text"]), "crc": _crc(*(fields[name] for name in WHOLE + NUCLEI if name in fields))}
     return fields | {name: str(value).encode() for name, value in sums.items()}
 
 
 def _crc(*parts: bytes) -> int:
     """CRC-32 (zlib's) of the parts and their lengths."""
-    return zlib.crc32(b"".join(piece for part in parts for piece in (len(part).to_bytes(8, "little"), part)))
+    crc = 0
+    for part in parts:
+        crc = zlib.crc32(part, zlib.crc32(len(part).to_bytes(8, "little"), crc))
+    return crc
+
+
+@lru_cache(maxsize=4096)
+def _spans(text: bytes) -> tuple[VersionSpan, ...]:
+    """The spans of a payload's field. Responses of one length and version have the same."""
+    return tuple(VersionSpan(version=v, start=start, end=end) for v, start, end in json.loads(text))
 
 
 def unpack(key: str, fields: dict[bytes, bytes]) -> SamplePayload:
     """The reverse of `pack`. Raises PayloadMissingError if a field is missing or was changed."""
     try:
-        covered = WHOLE + (NUCLEI if fields.keys() & {name.encode() for name in NUCLEI} else ())
-        if int(fields[b"crc"]) != _crc(*(fields[name.encode()] for name in covered)):
+        covered = _WHOLE + _NUCLEI if any(name in fields for name in _NUCLEI) else _WHOLE
+        if int(fields[b"crc"]) != _crc(*[fields[name] for name in covered]):
             raise ValueError("its checksum does not match")
-        response_ids, nuclei = np.frombuffer(fields[b"response_ids"], "<i4"), None
-        if covered != WHOLE:
-            nuclei = Nuclei(*(np.frombuffer(fields[name.encode()], "<i4") for name in NUCLEI))
+        response_ids, nuclei = np.frombuffer(fields[b"response_ids"], _INT), None
+        if covered is not _WHOLE:
+            nuclei = Nuclei(*(np.frombuffer(fields[name], _INT) for name in _NUCLEI))
             nuclei.check(response_ids)
         return SamplePayload(
-            prompt_ids=np.frombuffer(fields[b"prompt_ids"], "<i4"),
+            prompt_ids=np.frombuffer(fields[b"prompt_ids"], _INT),
             response_ids=response_ids,
-            behaviour_logprobs=np.frombuffer(fields[b"behaviour_logprobs"], "<f4"),
+            behaviour_logprobs=np.frombuffer(fields[b"behaviour_logprobs"], _FLOAT),
             text=fields[b"text"].decode(),
             finish_reason=fields[b"finish_reason"].decode(),
-            spans=tuple(VersionSpan(version=v, start=start, end=end) for v, start, end in json.loads(fields[b"spans"])),
+            spans=_spans(fields[b"spans"]),
             nuclei=nuclei,
         )
     except (KeyError, ValueError) as error:
@@ -148,13 +161,18 @@ async def fetch(redis: Redis, keys: list[str]) -> tuple[dict[str, SamplePayload]
     return whole, damaged
 
 
-async def fetch_texts(redis: Redis, keys: list[str]) -> tuple[dict[str, str], dict[str, str]]:
-    """The texts of responses, which a verifier needs, in one call: the valid ones, and the errors, by key."""
+async def read_fields(redis: Redis, keys: Sequence[str], fields: Sequence[str]) -> list[list[bytes | None]]:
+    """These fields of each payload, in one call; None where a field or the payload is gone."""
     from services.streams.connection.functions import call_for_each
 
-    found = await call_for_each(redis, "read_texts", payload_keys=keys)
+    found = await call_for_each(redis, "read_payloads", payload_keys=list(keys), field_list=list(fields))
+    return [found[start : start + len(fields)] for start in range(0, len(found), len(fields))]
+
+
+async def fetch_texts(redis: Redis, keys: list[str]) -> tuple[dict[str, str], dict[str, str]]:
+    """The texts of responses, which a verifier needs, in one call: the valid ones, and the errors, by key."""
     texts, damaged = {}, {}
-    for key, text, crc in zip(keys, found[::2], found[1::2], strict=True):
+    for key, (text, crc) in zip(keys, await read_fields(redis, keys, ("text", "text_crc")), strict=True):
         try:
             texts[key] = _text(text, crc)
         except ValueError as error:

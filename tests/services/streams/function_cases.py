@@ -213,7 +213,7 @@ async def publish_verdicts(run):
     return lambda: run.transitions.publish_verdicts(Lane.TRAIN, [(delivery.lease, verdict_on(delivery.message))])
 
 
-async def read_texts(run):
+async def read_payloads(run):
     await run.published("g0")
     return lambda: fetch_texts(run.redis, [run.keys.payload("g0", 0), run.keys.payload("g0", 2)])
 
@@ -400,7 +400,7 @@ CASES = {
     "return_lease": Case(returned_lease),
     "publish_samples": Case(publish_samples),
     "publish_verdicts": Case(publish_verdicts),
-    "read_texts": Case(read_texts),
+    "read_payloads": Case(read_payloads),
     "read_together": Case(read_counts),
     "reclaim_batch": Case(reclaim_batch, "sampler"),
     "record_verdicts": Case(record_verdicts, "sampler"),

@@ -162,5 +162,6 @@ async def test_calls_with_many_keys_are_several_commands(redis):
     await load(redis)
     counted = Counted(redis)
     keys = [f"{{run}}:payload:{number}" for number in range(500)]
-    await asyncio.gather(*(call_for_each(counted, "read_texts", payload_keys=keys) for _ in range(16)))
+    values = {"payload_keys": keys, "field_list": ["text", "text_crc"]}
+    await asyncio.gather(*(call_for_each(counted, "read_payloads", **values) for _ in range(16)))
     assert len(counted.commands) == 4, "4 MiB at 2,048 bytes per key are 2,048 keys"

@@ -30,7 +30,7 @@ from tests.services.driven import (
 )
 from tests.services.streams.function_cases import CASES
 
-UNCHANGING = {"read_texts", "read_together", "renew_lease"}
+UNCHANGING = {"read_payloads", "read_together", "renew_lease"}
 SINGLE = function_library.ALONE | function_library.READING
 FENCED = sorted(name for name, case in CASES.items() if case.role)
 

@@ -1,9 +1,11 @@
--- The text of each payload and its checksum; nil, nil for one that is gone. Changes nothing.
+-- These fields of each payload, one payload after the other; nil where a field or the payload is gone. Changes nothing.
 local payload_keys = unpack(keys)
+local field_list = unpack(args)
 
-local found = {}
+local found, size = {}, #field_list
 for at, payload_key in ipairs(payload_keys) do
-  local text, crc = unpack(redis.call('HMGET', payload_key, 'text', 'text_crc'))
-  found[2 * at - 1], found[2 * at] = text, crc
+  for place, value in ipairs(redis.call('HMGET', payload_key, unpack(field_list))) do
+    found[size * (at - 1) + place] = value
+  end
 end
 return found
