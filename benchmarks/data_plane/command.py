@@ -11,13 +11,14 @@ process. MB/s: groups per second x the bytes that a group writes (task and verdi
 The ratio is the same for both, because the bytes are. Target: at least 0.5.
 
 pending: CPU time of the sampler and of Redis per group, while 100 to 100,000 groups are pending. Each group passes
-through all that the sampler does with a group that is filtered: dispatch, 16 verdicts, the decision, the release, the
-archive with its payloads; another group takes its place. What Redis does for replicas and verifiers does not count:
-those and the sampler take turns of 100 groups, each stopped (SIGSTOP) while the other works. CPU time is what the
-scheduler counts for all threads of both processes. Target: at most 1 ms per group; and flat: of a repeat's figures, the
-largest at most 1.5 times the smallest. From 100 to 100,000 groups, work that grows with the backlog would
-be multiplied by 1,000; a part of 5 ns per pending group would already miss the target. What may grow a little is the
-time to find a key among many, which caches miss.
+through all that these do with a group that is filtered: dispatch, 16 verdicts, the decision, the release, the deletion
+of its payloads; another group takes its place. What Redis does for replicas and verifiers does not count: those and the
+sampler take turns of 100 groups, each stopped (SIGSTOP) while the other works. CPU time is what the scheduler counts of
+all threads of both processes. Target: at most 1 ms per group; and flat: of a repeat's figures, the largest at most 1.5
+times the smallest. From 100 to 100,000 groups, work that grows with the backlog would be multiplied by 1,000; a part of
+5 ns per pending group would already miss the target. What may grow a little is the time to find a key among many, which
+caches miss. Another figure, without a target, has the archive of groups too (limits.archive: all): tokens, texts and
+verdicts are read, checked and written to Parquet files, at one backlog, because nothing of that depends on it.
 
 ended: CPU time of one look of the controller, and of one answer of the API, in one process, medians of 100 (--times),
 beside 0 to 5,000 runs that have ended; of Redis' own CPU time nothing. Target: at most 1.5 times that beside none, or
@@ -112,44 +113,39 @@ def of_streams(moved: Sequence[Moved]) -> Part:
 
 def pending_groups(folder: Path, given: argparse.Namespace) -> Part:
     """CPU time of the sampler and of Redis per group, by the number of pending groups."""
-    return of_pending({size: pending.measure(folder, size, given.windows, given.repeats) for size in given.pending})
+    found = {size: pending.measure(folder, size, given.windows, given.repeats) for size in given.pending}
+    least = min(given.pending)
+    return of_pending(found, pending.measure(folder, least, given.windows, given.repeats, "all"))
 
 
-def of_pending(found: Mapping[int, Sequence[Share]]) -> Part:
-    """The figures of each backlog's repeats."""
+def of_pending(found: Mapping[int, Sequence[Share]], archived: Sequence[Share]) -> Part:
+    """The figures of each backlog's repeats, and of those with an archive at the smallest backlog."""
     figures = [
-        Figure(
-            f"CPU per group, {size:,} pending: sampler and Redis",
-            tuple(share.total_ms for share in shares),
-            "ms",
-            MOST_MS,
-        )
+        Figure(f"CPU per group, {size:,} pending", tuple(share.total_ms for share in shares), "ms", MOST_MS)
         for size, shares in found.items()
     ]
     repeats = list(zip(*(figure.values for figure in figures), strict=True))
-    figures.append(
-        Figure(
-            "CPU per group, largest / smallest backlog's",
-            tuple(max(values) / min(values) for values in repeats),
-            target=FLAT,
-        )
-    )
+    spread = tuple(max(values) / min(values) for values in repeats)
+    with_archive = tuple(share.total_ms for share in archived)
+    figures += [
+        Figure("CPU per group, largest / smallest of the backlogs", spread, target=FLAT),
+        Figure(f"CPU per group with the archive, {min(found):,} pending", with_archive, "ms"),
+    ]
     sizes, parts = tuple(map(float, found)), {}
     for name, value in (("sampler", "sampler_ms"), ("Redis", "server_ms"), ("both", "total_ms")):
         parts[name] = tuple(min(getattr(share, value) for share in shares) for shares in found.values())
     lines = tuple(Series(name, sizes, values) for name, values in parts.items())
     panel = Panel("CPU per group", "pending groups", "ms", lines, log="x")
-    return Part(
-        figures, [panel], {"pending": {size: [share._asdict() for share in each] for size, each in found.items()}}
-    )
+    details = {str(size): [share._asdict() for share in shares] for size, shares in found.items()}
+    return Part(figures, [panel], {"pending": details, "archived": [share._asdict() for share in archived]})
 
 
 def ended(folder: Path, given: argparse.Namespace) -> Part:
     """CPU time of the controller's look and of the API's answers, by the number of ended runs."""
-    repeats = [
-        asyncio.run(ended_runs.costs(folder / f"ended-{repeat}", given.ended, given.times))
-        for repeat in range(given.repeats)
-    ]
+    repeats = []
+    for repeat in range(given.repeats):
+        (own := folder / f"ended-{repeat}").mkdir()
+        repeats.append(asyncio.run(ended_runs.costs(own, given.ended, given.times)))
     return of_ended(repeats)
 
 

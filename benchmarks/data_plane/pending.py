@@ -31,15 +31,15 @@ class Share(NamedTuple):
         return self.sampler_ms + self.server_ms
 
 
-def measure(folder: Path, pending: int, windows: int, repeats: int, fsync: str = "always") -> list[Share]:
+def measure(folder: Path, pending: int, windows: int, repeats: int, archive: str = "none") -> list[Share]:
     """The cost of a group with `pending` groups pending, over `windows` windows of WINDOW groups, `repeats` times.
 
-    All groups are filtered, so each one passes through dispatch, the record of 16 verdicts, the decision, the release
-    and the archive, and another one takes its place.
+    All groups are filtered, so each one passes through dispatch, the record of 16 verdicts, the decision and the
+    release, and another one takes its place. `archive`: limits.archive of the recipe; `all` archives each group.
     """
     limits = {"groups_per_step": pending, "max_inflight_groups": pending, "max_staleness": 0, "rollout_steps": 4}
-    questions = pending + 8 * WINDOW
-    with Bench(folder, f"pending-{pending}", questions, fsync, algorithm=NEVER_STARVES, **limits) as bench:
+    options = {"algorithm": NEVER_STARVES, "archive": archive, **limits}
+    with Bench(folder, f"pending-{pending}-{archive}", pending + 8 * WINDOW, **options) as bench:
         bench.start("sampler")
         bench.until(lambda: _open(bench) >= pending, f"{pending} groups dispatched")
         bench.start("learner")
