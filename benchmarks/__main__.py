@@ -20,6 +20,11 @@ class Benchmark(NamedTuple):
 
 
 BENCHMARKS: dict[str, Benchmark] = {
+    "demo": Benchmark("benchmarks.loop.demo", "How long does the demo take, and what does the model learn?", "40 min"),
+    "vs-trl": Benchmark(
+        "benchmarks.loop.vs_trl", "How long do Penstock and TRL take to the same held-out accuracy?", "100 min"
+    ),
+    "overlap": Benchmark("benchmarks.loop.overlap", "What does it bring that generation runs ahead?", "75 min"),
     "data-plane": Benchmark(
         "benchmarks.data_plane.command",
         "what moving groups costs, beside redis-py, many pending groups and ended runs",

@@ -43,18 +43,25 @@ class StackDownError(RuntimeError):
 class Stack:
     """One stack in its own process. Use as a context manager. `folder` has its runs and its log.
 
-    `environment`: more variables of its processes.
+    `environment`: more variables of its processes. `checkout`: the checkout of the repository whose code runs, with the
+    installed packages of its own environment if it has one; default: what is installed where this process runs.
     """
 
     def __init__(
-        self, folder: Path, redis_url: str | None = None, environment: Mapping[str, str] | None = None
+        self,
+        folder: Path,
+        redis_url: str | None = None,
+        environment: Mapping[str, str] | None = None,
+        *,
+        checkout: Path | None = None,
     ) -> None:
         self.port = free_port()
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         given = ["--redis", redis_url] if redis_url else []
-        penstock = Path(sys.executable).parent / "penstock"
-        command = [str(penstock), "up", "--port", str(self.port), "--runs", str(folder), *given]
+        command = [str(command_of(checkout)), "up", "--port", str(self.port), "--runs", str(folder), *given]
+        # `python -m`, which starts Ray's head, looks into its working directory first.
+        paths = {"PYTHONPATH": str(checkout)} if checkout else {}
         self._log = folder / "up.log"
         with self._log.open("a") as log:
             self._begins = log.tell()
@@ -63,7 +70,9 @@ class Stack:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
-                env={**os.environ, **(environment or {})},
+                cwd=checkout,
+                env={**os.environ, **paths, **(environment or {})},
+                start_new_session=True,
                 preexec_fn=end_with_us,
             )
         self._given = redis_url
@@ -206,6 +215,12 @@ class Stack:
             if _alive(process):
                 self.left.append(f"pid {process.pid}: {_title(process)}")
                 send(process.pid, signal.SIGKILL)
+
+
+def command_of(checkout: Path | None) -> Path:
+    """The command `penstock` of a checkout's own environment, or else of this process's."""
+    own = None if checkout is None else checkout / ".venv" / "bin" / "penstock"
+    return own if own is not None and own.exists() else Path(sys.executable).parent / "penstock"
 
 
 def end_with_us() -> None:

@@ -1,0 +1,232 @@
+"""Owns `penstock bench overlap`: what it brings that generation runs ahead of learning, by limits.max_staleness.
+
+Must not tune, nor compare with other systems.
+
+For each repeat, the demo's recipe is trained once with each staleness bound 0, 1, 2 and 4, with the repeat's number as
+its seed and in an order that turns from repeat to repeat. Each run has a stack of its own on two cores, where engine
+and learner have one thread each. Only the bound differs; limits.max_inflight_groups is too large to limit a run.
+
+A rollout step takes the time between the ends of two successive steps' optimizer steps. The first two steps of a run
+are left out, in which the pipeline fills and the first evaluation shares the engine, and so is the last one, beside
+which nothing is generated any more.
+
+The bound: with staleness 0 a step is one stage after the other. Its stages are generation (from the first start to the
+last end of its batch's responses), learning (of its optimizer steps) and publishing (until the fleet has the new
+version). Stages that overlap perfectly take as long as the largest of them. So a run is at most 1 / (that stage's
+share) times as fast as with staleness 0: that is the bound, taken from the run with staleness 0 of the same repeat. The
+share of the bound is the speed-up over that run, divided by the bound. As the learner publishes between its optimizer
+steps, learning and publishing do not overlap; the second bound takes both as one stage.
+
+The learner idles while it waits for a batch, the fleet while its replica does not use the processor (engine and service
+are one process). Stale tokens are the response tokens of groups that were dropped because they exceeded the bound, of
+all that were generated for training. All runs train equally many steps of equally many responses, so about equally many
+tokens, which are printed as a ratio; the held-out accuracy is avg@k after the last step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from benchmarks.loop.measured_run import MeasuredRun, MeasuredStep, add_run_options, demo_document, measure
+from benchmarks.report.figures import Figure, Target, ratio
+from benchmarks.report.picture import Panel, Series
+from benchmarks.report.report import Report, options
+
+NAME = "overlap"
+BOUNDS = (0, 1, 2, 4)
+"""Values of limits.max_staleness; the first one is what the others are compared with."""
+LEAD, TAIL = 2, 1
+"""The steps at the start and at the end of a run that are not measured."""
+JUDGED_AT, LEAST_SHARE, MOST_STALE = 2, 0.9, 0.01
+"""The bound whose share of the overlap bound has a target, and the targets."""
+
+
+@dataclass(frozen=True)
+class Stages:
+    """Mean seconds of a rollout step, and of its stages."""
+
+    step: float
+    generation: float
+    learning: float
+    publishing: float
+
+    @classmethod
+    def of(cls, steps: Sequence[MeasuredStep]) -> Stages:
+        """Those of the measured steps of a run. Raises ValueError without any."""
+        inner = measured(steps)
+        return cls(
+            step=step_seconds(steps),
+            generation=fmean(step.generation_finished - step.generation_started for step in inner),
+            learning=fmean(step.learning_finished - step.learning_started for step in inner),
+            publishing=fmean(step.publish_s for step in inner),
+        )
+
+    @property
+    def bound(self) -> float:
+        """The largest speed-up by overlap: 1 / (the largest stage's share of the step)."""
+        return self.step / max(self.generation, self.learning, self.publishing)
+
+    @property
+    def serial_bound(self) -> float:
+        """The same where learning and publishing are one stage."""
+        return self.step / max(self.generation, self.learning + self.publishing)
+
+
+def measured(steps: Sequence[MeasuredStep]) -> Sequence[MeasuredStep]:
+    """The steps that are measured. Raises ValueError if there is none."""
+    inner = steps[LEAD : len(steps) - TAIL]
+    if not inner:
+        raise ValueError(f"{len(steps)} rollout steps are too few: expected at least {LEAD + TAIL + 1}")
+    return inner
+
+
+def span(steps: Sequence[MeasuredStep]) -> tuple[float, float]:
+    """When the measured steps begin and end, Unix seconds."""
+    return steps[LEAD - 1].learning_finished, measured(steps)[-1].learning_finished
+
+
+def step_seconds(steps: Sequence[MeasuredStep]) -> float:
+    """Mean seconds of a measured step."""
+    begins, ends = span(steps)
+    return (ends - begins) / len(measured(steps))
+
+
+def stale_share(tokens: Mapping[str, int]) -> float:
+    """The share of stale tokens among those generated for training; `tokens`: by use, as in the ledger."""
+    generated = tokens["generated"] - tokens.get("evaluated", 0)
+    return tokens.get("stale", 0) / generated if generated else 0.0
+
+
+def learner_idle(steps: Sequence[MeasuredStep]) -> float:
+    """The share of the measured time in which the learner waited for a batch."""
+    begins, ends = span(steps)
+    return sum(step.metrics["batch_wait_seconds"] for step in measured(steps)) / (ends - begins)
+
+
+def fleet_idle(run: MeasuredRun) -> float:
+    """The share of the measured time in which the only replica, of one thread, did not use the processor."""
+    begins, ends = span(run.steps)
+    return max(0.0, 1.0 - run.cpu.between(begins, ends).get("rollout", 0.0) / (ends - begins))
+
+
+def document(bound: int, seed: int, steps: int) -> dict[str, Any]:
+    """The recipe of one run. No bound but the staleness limits the groups in flight; no checkpoint is written."""
+    limits = {"rollout_steps": steps, "max_staleness": bound}
+    return demo_document(
+        name=f"overlap-{bound}-{seed}",
+        seed=seed,
+        limits=limits | {"max_inflight_groups": 256},
+        learner={"checkpoint_every": 0},
+    )
+
+
+def order(repeat: int) -> tuple[int, ...]:
+    """The bounds in the order of a repeat: each is first in one of four."""
+    start = repeat % len(BOUNDS)
+    return BOUNDS[start:] + BOUNDS[:start]
+
+
+Repeat = Mapping[int, MeasuredRun]
+"""The runs of one repeat, by bound."""
+
+
+def figures(repeats: Sequence[Repeat]) -> list[Figure]:
+    """Every figure, by bound."""
+    base = [Stages.of(repeat[BOUNDS[0]].steps) for repeat in repeats]
+    found = [
+        Figure("bound of the speed-up by overlap", tuple(stages.bound for stages in base)),
+        Figure("bound, learning and publishing as one stage", tuple(stages.serial_bound for stages in base)),
+        *(
+            Figure(f"{stage} at staleness 0", tuple(getattr(stages, stage) for stages in base), "s a step")
+            for stage in ("generation", "learning", "publishing")
+        ),
+    ]
+    for bound in BOUNDS:
+        found += _of_bound(bound, repeats, base)
+    return found
+
+
+def _of_bound(bound: int, repeats: Sequence[Repeat], base: Sequence[Stages]) -> list[Figure]:
+    runs = [repeat[bound] for repeat in repeats]
+    first = [repeat[BOUNDS[0]] for repeat in repeats]
+    seconds = [step_seconds(run.steps) for run in runs]
+    at = f"at staleness {bound}"
+    found = [Figure(f"time per step {at}", tuple(seconds), "s")]
+    if bound:
+        gains = [stages.step / own for stages, own in zip(base, seconds, strict=True)]
+        target = Target(least=LEAST_SHARE) if bound == JUDGED_AT else None
+        found += [
+            Figure(f"speed-up {at}", tuple(gains)),
+            ratio(f"share of the bound {at}", gains, [stages.bound for stages in base], target),
+            ratio(f"share of the second bound {at}", gains, [stages.serial_bound for stages in base]),
+        ]
+    trained = [[run.ledger.tokens["trained"] for run in of] for of in (runs, first)]
+    stale = tuple(stale_share(run.ledger.tokens) for run in runs)
+    return [
+        *found,
+        Figure(f"idle share of the learner {at}", tuple(learner_idle(run.steps) for run in runs)),
+        Figure(f"idle share of the fleet {at}", tuple(fleet_idle(run) for run in runs)),
+        Figure(f"stale tokens {at}", stale, target=Target(most=MOST_STALE) if bound else None),
+        *([ratio(f"trained tokens {at} / at staleness 0", *trained)] if bound else []),
+        Figure(f"held-out accuracy {at}", tuple(run.evaluation("after").accuracy for run in runs)),
+    ]
+
+
+def panels(repeats: Sequence[Repeat]) -> list[Panel]:
+    """Time per step, idle shares and accuracy over the bound, a line per repeat."""
+    x = tuple(map(float, BOUNDS))
+
+    def lines(of: Any, label: str = "repeat") -> list[Series]:
+        return [
+            Series(f"{label} {number}", x, tuple(of(repeat[bound]) for bound in BOUNDS))
+            for number, repeat in enumerate(repeats)
+        ]
+
+    idle = [
+        *lines(lambda run: learner_idle(run.steps), "learner, repeat"),
+        *lines(fleet_idle, "fleet, repeat"),
+    ]
+    return [
+        Panel("time per step", "max_staleness", "s", tuple(lines(lambda run: step_seconds(run.steps)))),
+        Panel("idle shares", "max_staleness", "share", tuple(idle)),
+        Panel(
+            "held-out accuracy", "max_staleness", "avg@k", tuple(lines(lambda run: run.evaluation("after").accuracy))
+        ),
+    ]
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Measure and report; exit status 1 if a target was missed."""
+    parser = add_run_options(options(NAME, __doc__))
+    given = parser.parse_args(arguments)
+    if given.steps < LEAD + TAIL + 1:
+        parser.error(f"--steps: {given.steps} is not valid: expected at least {LEAD + TAIL + 1}")
+    with tempfile.TemporaryDirectory(prefix="penstock-overlap-") as folder:
+        repeats = [_repeat(number, given, Path(folder)) for number in range(given.repeats)]
+    details = {"runs": [{bound: repeat[bound].summary() for bound in BOUNDS} for repeat in repeats]}
+    notes = [f"{given.steps} rollout steps a run, of which {LEAD} at the start and {TAIL} at the end are not timed."]
+    return Report(NAME, figures(repeats), panels(repeats), details, notes).finish(given.out)
+
+
+def _repeat(number: int, given: argparse.Namespace, folder: Path) -> Repeat:
+    runs: dict[int, MeasuredRun] = {}
+    for bound in order(number):
+        run = measure(
+            document(bound, given.first_seed + number, given.steps),
+            folder,
+            cores=given.cores,
+            deadline_s=given.deadline,
+        )
+        accuracy = run.evaluation("after").accuracy
+        print(
+            f"repeat {number}, staleness {bound}: {step_seconds(run.steps):.2f} s a step, accuracy {accuracy:.3f}",
+            flush=True,
+        )
+        runs[bound] = run
+    return runs
