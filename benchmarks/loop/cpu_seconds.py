@@ -2,10 +2,10 @@
 
 Must not start, end or slow down what it measures: it reads /proc once a second.
 
-The kernel adds the time of a child that has ended to its parent when the parent collects it. So the time of a process
-that lived between two looks is found there, under the role `ended`. A process that was seen is counted as it was seen
-last. What it used after that is found at its parent too, unless the parent has the kernel collect its children (Ray's
-raylet does), which loses the time since the last look.
+The kernel adds the time of a child that has ended to its parent when the parent collects it. So the time of a child
+that lived between two looks is found at its parent, and is counted as the parent's. A process that was seen is counted
+as it was seen last. What it used after that is found at its parent too, unless the parent has the kernel collect its
+children (Ray's raylet does), which loses the time since the last look.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import threading
 import time
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -20,20 +21,18 @@ from types import TracebackType
 import psutil
 
 EVERY_S = 1.0
-ENDED = "ended"
-"""The role of processes that no look has seen alive."""
 Key = tuple[int, float]
 """A process: its pid, and when it was created. Pids are used again."""
 
 
 @dataclass(frozen=True)
 class Seen:
-    """A process at one look: its role, its parent, its own CPU seconds and those of the children that it collected."""
+    """A process at one look: its parent, its own CPU seconds, those of the children that it collected, its command."""
 
-    role: str
     parent: int
     own_s: float
     children_s: float
+    command: str = ""
 
 
 @dataclass
@@ -41,34 +40,28 @@ class CpuAccount:
     """What the looks have found so far."""
 
     alive: dict[Key, Seen] = field(default_factory=dict)
-    gone: dict[str, float] = field(default_factory=dict)
-    """The CPU seconds of processes that have ended, by role, each as it was seen last."""
+    gone: dict[Key, float] = field(default_factory=dict)
+    """The CPU seconds of processes that have ended, each as it was seen last."""
     credited: dict[Key, float] = field(default_factory=dict)
     """For a process that lives: the CPU seconds of its ended children that `gone` has already."""
 
-    def look(self, found: Mapping[Key, Seen]) -> dict[str, float]:
-        """Add a look: the whole tree as it is now. Returns the CPU seconds so far, by role."""
+    def look(self, found: Mapping[Key, Seen]) -> dict[Key, float]:
+        """Add a look: the whole tree as it is now. Returns the CPU seconds so far of every process that was seen."""
         for key in self.alive.keys() - found.keys():
             self._end(key, found)
         self.alive = dict(found)
-        totals = dict(self.gone)
-        for key, seen in found.items():
-            totals[seen.role] = totals.get(seen.role, 0.0) + seen.own_s
-            totals[ENDED] = totals.get(ENDED, 0.0) + self._unseen(key, seen)
-        return totals
+        return self.gone | {key: self._seconds(key, seen) for key, seen in found.items()}
+
+    def _seconds(self, key: Key, seen: Seen) -> float:
+        """A process's own time, and that of its children that no look has seen."""
+        return seen.own_s + max(0.0, seen.children_s - self.credited.get(key, 0.0))
 
     def _end(self, key: Key, found: Mapping[Key, Seen]) -> None:
         seen = self.alive[key]
-        unseen = self._unseen(key, seen)
-        self.gone[seen.role] = self.gone.get(seen.role, 0.0) + seen.own_s
-        self.gone[ENDED] = self.gone.get(ENDED, 0.0) + unseen
+        self.gone[key] = self._seconds(key, seen)
         collector = self._collector(seen.parent, found)
         if collector is not None:
             self.credited[collector] = self.credited.get(collector, 0.0) + seen.own_s + seen.children_s
-        self.credited.pop(key, None)
-
-    def _unseen(self, key: Key, seen: Seen) -> float:
-        return max(0.0, seen.children_s - self.credited.get(key, 0.0))
 
     def _collector(self, pid: int, found: Mapping[Key, Seen]) -> Key | None:
         """The nearest ancestor that lives: an orphan is collected by one that adopts it."""
@@ -81,12 +74,13 @@ class CpuAccount:
         return living[pid]
 
 
-@dataclass(frozen=True)
+@dataclass
 class CpuSeries:
-    """CPU seconds by role at each look. `at`: Unix seconds, increasing."""
+    """CPU seconds of each process at each look. `at`: Unix seconds, increasing. `roles`: of the processes."""
 
     at: list[float] = field(default_factory=list)
-    totals: list[dict[str, float]] = field(default_factory=list)
+    seconds: list[dict[Key, float]] = field(default_factory=list)
+    roles: dict[Key, str] = field(default_factory=dict)
 
     def until(self, moment: float) -> dict[str, float]:
         """The CPU seconds up to a moment (Unix seconds), by role; between two looks a straight line is assumed.
@@ -95,31 +89,58 @@ class CpuSeries:
         """
         after = bisect_left(self.at, moment)
         if after == len(self.at):
-            return dict(self.totals[-1]) if self.totals else {}
+            return self._by_role(self.seconds[-1]) if self.at else {}
         if after == 0:
-            return dict(self.totals[0]) if self.at[0] == moment else {}
+            return self._by_role(self.seconds[0]) if self.at[0] == moment else {}
         share = (moment - self.at[after - 1]) / (self.at[after] - self.at[after - 1])
-        early, late = self.totals[after - 1], self.totals[after]
-        return {role: early.get(role, 0.0) + share * (late[role] - early.get(role, 0.0)) for role in late}
+        early, late = self.seconds[after - 1], self.seconds[after]
+        return self._by_role({key: early.get(key, 0.0) + share * (late[key] - early.get(key, 0.0)) for key in late})
 
     def between(self, start: float, end: float) -> dict[str, float]:
         """The CPU seconds between two moments, by role."""
         before = self.until(start)
-        return {role: max(0.0, seconds - before.get(role, 0.0)) for role, seconds in self.until(end).items()}
+        return {role: seconds - before.get(role, 0.0) for role, seconds in self.until(end).items()}
+
+    def _by_role(self, seconds: Mapping[Key, float]) -> dict[str, float]:
+        found: Counter[str] = Counter()
+        for key, spent in seconds.items():
+            found[self.roles[key]] += spent
+        return dict(found)
+
+
+@dataclass
+class Roles:
+    """The roles of processes, also of those whose command lines say less later, or nothing.
+
+    `role_of`: from a command line to a role; "" if it tells none: then it is the parent's. `vague`: roles that any
+    other one replaces.
+    """
+
+    role_of: Callable[[str], str]
+    vague: frozenset[str] = frozenset()
+    found: dict[Key, str] = field(default_factory=dict)
+
+    def look(self, tree: Mapping[Key, Seen], named: Mapping[int, str]) -> None:
+        """Add a look. `named`: roles that are known by pid."""
+        living = {key[0]: key for key in tree}
+        for key, seen in tree.items():  # parents come before their children
+            parent = self.found.get(living[seen.parent], "") if seen.parent in living else ""
+            role = named.get(key[0]) or self.role_of(seen.command) or parent
+            known = self.found.get(key, "")
+            if not known or known in self.vague or key[0] in named:
+                self.found[key] = role
 
 
 class CpuMeter:
-    """Looks at the tree below a process, and at the process itself, every EVERY_S seconds while it is entered.
+    """Looks at the tree below a process, and at the process itself, every EVERY_S seconds while it is entered."""
 
-    `role_of`: from the command line (or, where that is empty, the name) of a process to its role.
-    """
-
-    def __init__(self, root: int, role_of: Callable[[str], str], every_s: float = EVERY_S) -> None:
-        self.series = CpuSeries()
+    def __init__(self, root: int, roles: Roles, every_s: float = EVERY_S) -> None:
+        self.series = CpuSeries(roles=roles.found)
         self._root = psutil.Process(root)
-        self._role_of = role_of
+        self._roles = roles
         self._every_s = every_s
         self._account = CpuAccount()
+        self._named: dict[int, str] = {}
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="CPU meter", daemon=True)
 
@@ -133,20 +154,25 @@ class CpuMeter:
         self._thread.join()
         self.look()
 
+    def name(self, roles: Mapping[int, str]) -> None:
+        """The roles of processes by pid, from now on."""
+        self._named = dict(roles)
+
     def look(self) -> None:
-        """Look once; no effect if the process has ended."""
-        at, found = time.time(), tree(self._root, self._role_of)
+        """Look once; no effect if the process has ended. Not from two threads at a time."""
+        at, found = time.time(), tree(self._root)
         if found:
+            self._roles.look(found, self._named)
+            self.series.seconds.append(self._account.look(found))
             self.series.at.append(at)
-            self.series.totals.append(self._account.look(found))
 
     def _run(self) -> None:
         while not self._ending.wait(self._every_s):
             self.look()
 
 
-def tree(root: psutil.Process, role_of: Callable[[str], str]) -> dict[Key, Seen]:
-    """A process and its descendants as they are now; those that end meanwhile are left out."""
+def tree(root: psutil.Process) -> dict[Key, Seen]:
+    """A process and its descendants as they are now, parents first; those that end meanwhile are left out."""
     found: dict[Key, Seen] = {}
     try:
         processes = [root, *root.children(recursive=True)]
@@ -155,12 +181,12 @@ def tree(root: psutil.Process, role_of: Callable[[str], str]) -> dict[Key, Seen]
     for process in processes:
         try:
             with process.oneshot():
-                times, parent, command = process.cpu_times(), process.ppid(), _command(process)
-                key = (process.pid, process.create_time())
+                times, parent, key = process.cpu_times(), process.ppid(), (process.pid, process.create_time())
+                command = _command(process)
         except psutil.NoSuchProcess:
             continue
         children_s = times.children_user + times.children_system
-        found[key] = Seen(role_of(command), parent, times.user + times.system, children_s)
+        found[key] = Seen(parent, times.user + times.system, children_s, command)
     return found
 
 
@@ -168,4 +194,4 @@ def _command(process: psutil.Process) -> str:
     try:
         return " ".join(process.cmdline()) or process.name()
     except psutil.ZombieProcess:
-        return process.name()
+        return ""

@@ -21,13 +21,14 @@ from typing import Any
 
 import yaml
 
-from benchmarks.loop.cpu_seconds import CpuMeter, CpuSeries
+from benchmarks.loop.cpu_seconds import CpuMeter, CpuSeries, Roles
 from benchmarks.report.report import positive
 from deploy.cli.common import open_api
 from penstock_client.client import Client
 from penstock_client.errors import ApiError
 from penstock_client.models import Evaluation, LedgerOfRun, RolloutStep, Run
 from penstock_client.transport import is_passing
+from services.contracts import BEFORE
 from tests.harness.stack import Stack
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,14 +39,12 @@ LOOK_S = 1.0
 MISSED_LOOKS = 30
 ROLES = (
     (re.compile(r"valkey-server"), "redis"),
-    (re.compile(r"ray::(?:ServeReplica:)?.*?(gateway|sampler|rollout|verifier|learner|tracker)", re.I), None),
-    (re.compile(r"EngineCore|VLLM::"), "rollout"),
-    (re.compile(r"verifier\."), "verifier"),
-    (re.compile(r"ray"), "ray"),
-    (re.compile(r"deploy\.local\.head"), "ray"),
-    (re.compile(r"penstock"), "stack"),
+    (re.compile(r"ray::Gateway"), "gateway"),
+    (re.compile(r"VLLM::"), "engine"),
+    (re.compile(r"raylet|ray::|/ray/|deploy\.local\.head"), "ray"),
+    (re.compile(r"penstock up"), "stack"),
 )
-"""What is found in a command line, and the role; None: what the pattern's group has found."""
+"""What is found in the command line of a process, and its role. The API tells the roles of a run's own processes."""
 
 
 class MeasuredRunError(RuntimeError):
@@ -103,6 +102,11 @@ class MeasuredRun:
     def last_update(self) -> float:
         """When the last optimizer step was done. Raises IndexError for a run without rollout steps."""
         return self.steps[-1].learning_finished
+
+    @property
+    def evaluated_before(self) -> float:
+        """When the evaluation of the initial policy, beside the first steps, ended. Raises ValueError without one."""
+        return max(float((found.model_extra or {})["at"]) for found in self.view.evaluations if found.name == BEFORE)
 
     def cpu_s(self, start: float, end: float) -> float:
         """The CPU seconds of the whole stack between two moments."""
@@ -183,27 +187,30 @@ def measure(
     started = time.time()
     with pinned(first_cores() if cores is None else cores):
         stack = Stack(folder.absolute(), environment=environment, checkout=checkout)
-    with CpuMeter(stack.process.pid, role_of) as meter, stack:
+    with CpuMeter(stack.process.pid, Roles(role_of, vague=frozenset({"ray"}))) as meter, stack:
         ready = time.time()
         with open_api(f"http://127.0.0.1:{stack.port}") as client:
             submitted = time.time()
             run = client.submit(document, files=files).id
-            view, records = _follow(client, run, stack.check, time.monotonic() + deadline_s)
+
+            def look(view: Run) -> None:
+                stack.check()
+                meter.name({process.pid: process.service for process in view.processes})
+
+            view, records = _follow(client, run, look, time.monotonic() + deadline_s)
             ended = time.time()
             ledger = client.ledger(run)
-        meter.look()
     steps = tuple(MeasuredStep.of(record) for record in records)
     return MeasuredRun(
         run, folder.absolute() / run, started, ready, submitted, ended, view, steps, ledger, meter.series
     )
 
 
-def _follow(client: Client, run: str, check: Callable[[], None], ends: float) -> tuple[Run, list[RolloutStep]]:
-    """The last view of the run and all its steps, once it has succeeded. Raises MeasuredRunError."""
+def _follow(client: Client, run: str, look: Callable[[Run], None], ends: float) -> tuple[Run, list[RolloutStep]]:
+    """The last view of the run and all its steps, once it has succeeded. Raises MeasuredRunError, ApiError."""
     steps: list[RolloutStep] = []
     missed = 0
     while True:
-        check()
         try:
             view = client.show(run)
             steps += client.steps(run, steps[-1].id if steps else "0-0")
@@ -213,6 +220,7 @@ def _follow(client: Client, run: str, check: Callable[[], None], ends: float) ->
             if missed > MISSED_LOOKS or not is_passing(error):
                 raise
         else:
+            look(view)
             if view.state == "succeeded":
                 return view, steps
             if view.ended:
@@ -223,11 +231,8 @@ def _follow(client: Client, run: str, check: Callable[[], None], ends: float) ->
 
 
 def role_of(command: str) -> str:
-    """The role of a process of the stack, from its command line."""
-    for pattern, role in ROLES:
-        if found := pattern.search(command):
-            return role or found[1].lower()
-    return "others"
+    """The role of a process of the stack, from its command line; "" if that does not tell."""
+    return next((role for pattern, role in ROLES if pattern.search(command)), "")
 
 
 def first_cores(count: int = CORES) -> tuple[int, ...]:

@@ -6,9 +6,9 @@ For each repeat, the demo's recipe is trained once with each staleness bound 0, 
 its seed and in an order that turns from repeat to repeat. Each run has a stack of its own on two cores, where engine
 and learner have one thread each. Only the bound differs; limits.max_inflight_groups is too large to limit a run.
 
-A rollout step takes the time between the ends of two successive steps' optimizer steps. The first two steps of a run
-are left out, in which the pipeline fills and the first evaluation shares the engine, and so is the last one, beside
-which nothing is generated any more.
+A rollout step takes the time between the ends of two successive steps' optimizer steps. Left out are the first two
+steps of a run, in which the pipeline fills, those that begin before the evaluation of the initial policy has ended,
+which shares the engine, and the last step, beside which nothing is generated any more.
 
 The bound: with staleness 0 a step is one stage after the other. Its stages are generation (from the first start to the
 last end of its batch's responses), learning (of its optimizer steps) and publishing (until the fleet has the new
@@ -17,10 +17,10 @@ share) times as fast as with staleness 0: that is the bound, taken from the run 
 share of the bound is the speed-up over that run, divided by the bound. As the learner publishes between its optimizer
 steps, learning and publishing do not overlap; the second bound takes both as one stage.
 
-The learner idles while it waits for a batch, the fleet while its replica does not use the processor (engine and service
-are one process). Stale tokens are the response tokens of groups that were dropped because they exceeded the bound, of
-all that were generated for training. All runs train equally many steps of equally many responses, so about equally many
-tokens, which are printed as a ratio; the held-out accuracy is avg@k after the last step.
+The learner idles while it waits for a batch, the fleet while its engine, of one thread, does not use the processor.
+Stale tokens are the response tokens of groups that were dropped because they exceeded the bound, of all that were
+generated for training. All runs train equally many steps of equally many responses, so about equally many tokens, which
+are printed as a ratio; the held-out accuracy is avg@k after the last step.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ class Stages:
     publishing: float
 
     @classmethod
-    def of(cls, steps: Sequence[MeasuredStep]) -> Stages:
+    def of(cls, run: MeasuredRun) -> Stages:
         """Those of the measured steps of a run. Raises ValueError without any."""
-        inner = measured(steps)
+        inner = measured(run)
         return cls(
-            step=step_seconds(steps),
+            step=step_seconds(run),
             generation=fmean(step.generation_finished - step.generation_started for step in inner),
             learning=fmean(step.learning_finished - step.learning_started for step in inner),
             publishing=fmean(step.publish_s for step in inner),
@@ -78,23 +78,31 @@ class Stages:
         return self.step / max(self.generation, self.learning + self.publishing)
 
 
-def measured(steps: Sequence[MeasuredStep]) -> Sequence[MeasuredStep]:
+def _first(run: MeasuredRun) -> int:
+    """The index of the first measured step: it begins after LEAD steps, and after the evaluation before training."""
+    beside = sum(step.learning_finished < run.evaluated_before for step in run.steps)
+    return max(LEAD, beside + 1)
+
+
+def measured(run: MeasuredRun) -> Sequence[MeasuredStep]:
     """The steps that are measured. Raises ValueError if there is none."""
-    inner = steps[LEAD : len(steps) - TAIL]
+    inner = run.steps[_first(run) : len(run.steps) - TAIL]
     if not inner:
-        raise ValueError(f"{len(steps)} rollout steps are too few: expected at least {LEAD + TAIL + 1}")
+        raise ValueError(
+            f"{len(run.steps)} rollout steps are too few: the first {_first(run)} and the last {TAIL} are not measured"
+        )
     return inner
 
 
-def span(steps: Sequence[MeasuredStep]) -> tuple[float, float]:
+def span(run: MeasuredRun) -> tuple[float, float]:
     """When the measured steps begin and end, Unix seconds."""
-    return steps[LEAD - 1].learning_finished, measured(steps)[-1].learning_finished
+    return run.steps[_first(run) - 1].learning_finished, measured(run)[-1].learning_finished
 
 
-def step_seconds(steps: Sequence[MeasuredStep]) -> float:
+def step_seconds(run: MeasuredRun) -> float:
     """Mean seconds of a measured step."""
-    begins, ends = span(steps)
-    return (ends - begins) / len(measured(steps))
+    begins, ends = span(run)
+    return (ends - begins) / len(measured(run))
 
 
 def stale_share(tokens: Mapping[str, int]) -> float:
@@ -103,16 +111,16 @@ def stale_share(tokens: Mapping[str, int]) -> float:
     return tokens.get("stale", 0) / generated if generated else 0.0
 
 
-def learner_idle(steps: Sequence[MeasuredStep]) -> float:
+def learner_idle(run: MeasuredRun) -> float:
     """The share of the measured time in which the learner waited for a batch."""
-    begins, ends = span(steps)
-    return sum(step.metrics["batch_wait_seconds"] for step in measured(steps)) / (ends - begins)
+    begins, ends = span(run)
+    return sum(step.metrics["batch_wait_seconds"] for step in measured(run)) / (ends - begins)
 
 
 def fleet_idle(run: MeasuredRun) -> float:
-    """The share of the measured time in which the only replica, of one thread, did not use the processor."""
-    begins, ends = span(run.steps)
-    return max(0.0, 1.0 - run.cpu.between(begins, ends).get("rollout", 0.0) / (ends - begins))
+    """The share of the measured time in which the only engine, of one thread, did not use the processor."""
+    begins, ends = span(run)
+    return max(0.0, 1.0 - run.cpu.between(begins, ends).get("engine", 0.0) / (ends - begins))
 
 
 def document(bound: int, seed: int, steps: int) -> dict[str, Any]:
@@ -138,7 +146,7 @@ Repeat = Mapping[int, MeasuredRun]
 
 def figures(repeats: Sequence[Repeat]) -> list[Figure]:
     """Every figure, by bound."""
-    base = [Stages.of(repeat[BOUNDS[0]].steps) for repeat in repeats]
+    base = [Stages.of(repeat[BOUNDS[0]]) for repeat in repeats]
     found = [
         Figure("bound of the speed-up by overlap", tuple(stages.bound for stages in base)),
         Figure("bound, learning and publishing as one stage", tuple(stages.serial_bound for stages in base)),
@@ -155,7 +163,7 @@ def figures(repeats: Sequence[Repeat]) -> list[Figure]:
 def _of_bound(bound: int, repeats: Sequence[Repeat], base: Sequence[Stages]) -> list[Figure]:
     runs = [repeat[bound] for repeat in repeats]
     first = [repeat[BOUNDS[0]] for repeat in repeats]
-    seconds = [step_seconds(run.steps) for run in runs]
+    seconds = [step_seconds(run) for run in runs]
     at = f"at staleness {bound}"
     found = [Figure(f"time per step {at}", tuple(seconds), "s")]
     if bound:
@@ -170,7 +178,7 @@ def _of_bound(bound: int, repeats: Sequence[Repeat], base: Sequence[Stages]) -> 
     stale = tuple(stale_share(run.ledger.tokens) for run in runs)
     return [
         *found,
-        Figure(f"idle share of the learner {at}", tuple(learner_idle(run.steps) for run in runs)),
+        Figure(f"idle share of the learner {at}", tuple(learner_idle(run) for run in runs)),
         Figure(f"idle share of the fleet {at}", tuple(fleet_idle(run) for run in runs)),
         Figure(f"stale tokens {at}", stale, target=Target(most=MOST_STALE) if bound else None),
         *([ratio(f"trained tokens {at} / at staleness 0", *trained)] if bound else []),
@@ -189,11 +197,11 @@ def panels(repeats: Sequence[Repeat]) -> list[Panel]:
         ]
 
     idle = [
-        *lines(lambda run: learner_idle(run.steps), "learner, repeat"),
+        *lines(learner_idle, "learner, repeat"),
         *lines(fleet_idle, "fleet, repeat"),
     ]
     return [
-        Panel("time per step", "max_staleness", "s", tuple(lines(lambda run: step_seconds(run.steps)))),
+        Panel("time per step", "max_staleness", "s", tuple(lines(step_seconds))),
         Panel("idle shares", "max_staleness", "share", tuple(idle)),
         Panel(
             "held-out accuracy", "max_staleness", "avg@k", tuple(lines(lambda run: run.evaluation("after").accuracy))
@@ -210,7 +218,8 @@ def main(arguments: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="penstock-overlap-") as folder:
         repeats = [_repeat(number, given, Path(folder)) for number in range(given.repeats)]
     details = {"runs": [{bound: repeat[bound].summary() for bound in BOUNDS} for repeat in repeats]}
-    notes = [f"{given.steps} rollout steps a run, of which {LEAD} at the start and {TAIL} at the end are not timed."]
+    counts = sorted({len(measured(run)) for repeat in repeats for run in repeat.values()})
+    notes = [f"Of the {given.steps} rollout steps of a run, {' or '.join(map(str, counts))} are timed."]
     return Report(NAME, figures(repeats), panels(repeats), details, notes).finish(given.out)
 
 
@@ -225,7 +234,7 @@ def _repeat(number: int, given: argparse.Namespace, folder: Path) -> Repeat:
         )
         accuracy = run.evaluation("after").accuracy
         print(
-            f"repeat {number}, staleness {bound}: {step_seconds(run.steps):.2f} s a step, accuracy {accuracy:.3f}",
+            f"repeat {number}, staleness {bound}: {step_seconds(run):.2f} s a step, accuracy {accuracy:.3f}",
             flush=True,
         )
         runs[bound] = run

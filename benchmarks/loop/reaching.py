@@ -70,4 +70,5 @@ def unreached(name: str, accuracy: float, found: Sequence[Reached]) -> str | Non
     late = sum(not each.in_time for each in found)
     if not late:
         return None
-    return f"{name} did not reach {accuracy:.2f} in {late} of {len(found)} repeats; the whole training stands for the time."
+    missed = f"{late} of {len(found)} repeats"
+    return f"{name} did not reach {accuracy:.2f} in {missed}: the whole training stands for it."

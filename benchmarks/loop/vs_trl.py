@@ -56,7 +56,7 @@ Sides = Mapping[str, Training]
 """The two trainings of one repeat, by side."""
 
 
-class Comparison:
+class TrlComparison:
     """The files and programs of the comparison, in one folder. `given`: the options."""
 
     def __init__(self, folder: Path, given: argparse.Namespace) -> None:
@@ -251,7 +251,7 @@ def main(arguments: Sequence[str]) -> int:
     if not given.trl_python.exists():
         parser.error(f"--trl-python: {given.trl_python} is missing: `make compare-trl` installs TRL's environment")
     with tempfile.TemporaryDirectory(prefix="penstock-vs-trl-") as folder:
-        comparison = Comparison(Path(folder), given)
+        comparison = TrlComparison(Path(folder), given)
         initial = comparison.prepare()
         repeats = [comparison.repeat(number, initial) for number in range(given.repeats)]
     accuracies = [{name: side.accuracies for name, side in repeat.items()} for repeat in repeats]

@@ -50,7 +50,7 @@ def test_a_run_is_summarised() -> None:
         "first dispatch": 21.0,
         "last update": 70.0,
     }
-    assert summary["cpu seconds"]["whole"] == {"learner": 90.0, "rollout": 45.0}
+    assert summary["cpu seconds"]["whole"] == {"engine": 45.0, "learner": 90.0}
     assert [step["learning"] for step in summary["steps"]][:2] == [[25.0, 30.0], [35.0, 40.0]]
     with pytest.raises(KeyError, match="no evaluation 'step-2' of 'held-out'"):
         run.evaluation("step-2")
@@ -61,13 +61,12 @@ def test_a_run_is_summarised() -> None:
     [
         ("/opt/valkey-server 127.0.0.1:4242", "redis"),
         ("ray::Gateway", "gateway"),
-        ("ray::ServeReplica:run-1-rollout:Rollout", "rollout"),
-        ("ray::ServeReplica:run-1-verifier:Verifier", "verifier"),
-        ("ray::NamedService.learner-0", "learner"),
+        ("VLLM::EngineCore", "engine"),
+        ("ray::RoleActor", "ray"),
         ("/site-packages/ray/core/src/ray/raylet/raylet --raylet_socket_name=...", "ray"),
         ("python -m deploy.local.head --host 127.0.0.1", "ray"),
         ("python /venv/bin/penstock up --port 1", "stack"),
-        ("sleep 1", "others"),
+        ("g++ -x c++-header", ""),
     ],
 )
 def test_processes_have_roles(command: str, role: str) -> None:
@@ -113,19 +112,25 @@ def test_the_bound_is_that_of_the_largest_stage() -> None:
     stages = overlap.Stages(step=12.0, generation=4.0, learning=6.0, publishing=1.5)
     assert stages.bound == 2.0
     assert stages.serial_bound == 1.6
-    found = overlap.Stages.of(measured_run(every=12.0).steps)
+    found = overlap.Stages.of(measured_run(every=12.0))
     assert found == overlap.Stages(step=12.0, generation=4.0, learning=5.0, publishing=1.0)
 
 
 def test_the_ends_of_a_run_are_not_timed() -> None:
     run = measured_run(every=10.0, steps=6)
-    assert [step.step for step in overlap.measured(run.steps)] == [3, 4, 5]
-    assert overlap.span(run.steps) == (40.0, 70.0)
-    assert overlap.step_seconds(run.steps) == 10.0
-    assert overlap.learner_idle(run.steps) == pytest.approx(0.2)
+    assert [step.step for step in overlap.measured(run)] == [3, 4, 5]
+    assert overlap.span(run) == (40.0, 70.0)
+    assert overlap.step_seconds(run) == 10.0
+    assert overlap.learner_idle(run) == pytest.approx(0.2)
     assert overlap.fleet_idle(run) == pytest.approx(0.5)
-    with pytest.raises(ValueError, match="3 rollout steps are too few: expected at least 4"):
-        overlap.measured(run.steps[:3])
+    with pytest.raises(ValueError, match="3 rollout steps are too few: the first 2 and the last 1 are not measured"):
+        overlap.measured(measured_run(steps=3))
+
+
+def test_steps_beside_the_first_evaluation_are_not_timed() -> None:
+    run = measured_run(every=10.0, steps=6, evaluated=45.0)
+    assert [step.step for step in overlap.measured(run)] == [4, 5], "step 3 ends at 50 and begins before 45"
+    assert overlap.span(run) == (50.0, 70.0)
 
 
 def test_stale_tokens_are_a_share_of_those_for_training() -> None:
@@ -217,7 +222,7 @@ def test_both_sides_are_compared_within_a_repeat() -> None:
     assert found["TRL to 0.80"].values == (160.0,)
     assert found["Penstock: accuracy after the last step"].values == (0.9,)
     assert vs_trl.notes(repeats) == [
-        "TRL did not reach 0.80 in 1 of 1 repeats; the whole training stands for the time."
+        "TRL did not reach 0.80 in 1 of 1 repeats: the whole training stands for it."
     ]
     assert unreached("TRL", 0.7, [theirs.reaching(0.7)]) is None
     assert [len(panel.series) for panel in vs_trl.panels(repeats)] == [2, 2]

@@ -24,19 +24,27 @@ def record(step: int, ended: float, generation: float = 4.0, learning: float = 5
     return RolloutStep(id=f"{step}-0", step=step, metrics=own, learning_finished_at=ended, **more)
 
 
-def measured_run(every: float = 10.0, steps: int = 5, gained: float = 0.25, stale: int = 0) -> MeasuredRun:
+def at(moment: float) -> dict[str, Any]:
+    """A field that the client's model does not name."""
+    return {"at": moment}
+
+
+def measured_run(
+    every: float = 10.0, steps: int = 5, gained: float = 0.25, stale: int = 0, evaluated: float = 25.0
+) -> MeasuredRun:
     """A run from moment 0 on: ready at 10, submitted at 11, its first step ends at 30, one step `every` seconds.
 
-    Its replica uses half a core, its learner a whole one.
+    The evaluation before training ends at `evaluated`. The engine uses half a core, the learner a whole one.
     """
     records = [record(number, 30.0 + every * (number - 1)) for number in range(1, steps + 1)]
     ended = records[-1].learning_finished_at + 20.0
     scores = [
-        Evaluation(name="before", accuracy=0.25),
-        Evaluation(name="after", accuracy=0.25 + gained),
+        Evaluation(name="before", accuracy=0.25, **at(evaluated)),
+        Evaluation(name="after", accuracy=0.25 + gained, **at(ended)),
     ]
     tokens = {"generated": 1100, "evaluated": 100, "trained": 800, "stale": stale}
-    cpu = CpuSeries([0.0, ended], [{}, {"rollout": ended / 2, "learner": ended}])
+    engine, learner = (1, 0.0), (2, 0.0)
+    cpu = CpuSeries([0.0, ended], [{}, {engine: ended / 2, learner: ended}], {engine: "engine", learner: "learner"})
     return MeasuredRun(
         run="r-1",
         folder=Path("r-1"),
