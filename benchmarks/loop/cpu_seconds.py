@@ -110,25 +110,32 @@ class CpuSeries:
 
 @dataclass
 class Roles:
-    """The roles of processes, also of those whose command lines say less later, or nothing.
+    """The roles of processes. `role_of`: from a command line to a role, "" if it tells none.
 
-    `role_of`: from a command line to a role; "" if it tells none: then it is the parent's. `vague`: roles that any
-    other one replaces.
+    A role that was given by pid stays; else the last one counts that the command line told, which may change; else the
+    parent's.
     """
 
     role_of: Callable[[str], str]
-    vague: frozenset[str] = frozenset()
     found: dict[Key, str] = field(default_factory=dict)
+    _given: set[Key] = field(default_factory=set)
+    _told: set[Key] = field(default_factory=set)
 
-    def look(self, tree: Mapping[Key, Seen], named: Mapping[int, str]) -> None:
-        """Add a look. `named`: roles that are known by pid."""
+    def look(self, tree: Mapping[Key, Seen], given: Mapping[int, str]) -> None:
+        """Add a look. `given`: roles by pid."""
         living = {key[0]: key for key in tree}
         for key, seen in tree.items():  # parents come before their children
-            parent = self.found.get(living[seen.parent], "") if seen.parent in living else ""
-            role = named.get(key[0]) or self.role_of(seen.command) or parent
-            known = self.found.get(key, "")
-            if not known or known in self.vague or key[0] in named:
+            if key[0] in given:
+                self.found[key] = given[key[0]]
+                self._given.add(key)
+            elif key in self._given:
+                continue
+            elif role := self.role_of(seen.command):
                 self.found[key] = role
+                self._told.add(key)
+            elif key not in self._told:
+                parent = living.get(seen.parent)
+                self.found[key] = self.found.get(parent, "") if parent else self.found.get(key, "")
 
 
 class CpuMeter:

@@ -41,7 +41,7 @@ ROLES = (
     (re.compile(r"valkey-server"), "redis"),
     (re.compile(r"ray::Gateway"), "gateway"),
     (re.compile(r"VLLM::"), "engine"),
-    (re.compile(r"raylet|ray::|/ray/|deploy\.local\.head"), "ray"),
+    (re.compile(r"/ray/|deploy\.local\.head"), "ray"),
     (re.compile(r"penstock up"), "stack"),
 )
 """What is found in the command line of a process, and its role. The API tells the roles of a run's own processes."""
@@ -161,10 +161,15 @@ def _rounded(seconds: Mapping[str, float]) -> dict[str, float]:
 
 def demo_document(checkout: Path = ROOT, **sections: Mapping[str, Any] | Any) -> dict[str, Any]:
     """The demo's recipe of a checkout, as it is submitted. `sections`: values that replace or add to its own."""
-    document: dict[str, Any] = yaml.safe_load((checkout / DEMO).read_text())
+    return changed(yaml.safe_load((checkout / DEMO).read_text()), **sections)
+
+
+def changed(document: Mapping[str, Any], **sections: Mapping[str, Any] | Any) -> dict[str, Any]:
+    """A recipe's document with other values; those of a section replace or add to its own."""
+    made = dict(document)
     for name, values in sections.items():
-        document[name] = document.get(name, {}) | dict(values) if isinstance(values, Mapping) else values
-    return document
+        made[name] = made.get(name, {}) | dict(values) if isinstance(values, Mapping) else values
+    return made
 
 
 def measure(
@@ -187,7 +192,7 @@ def measure(
     started = time.time()
     with pinned(first_cores() if cores is None else cores):
         stack = Stack(folder.absolute(), environment=environment, checkout=checkout)
-    with CpuMeter(stack.process.pid, Roles(role_of, vague=frozenset({"ray"}))) as meter, stack:
+    with CpuMeter(stack.process.pid, Roles(role_of)) as meter, stack:
         ready = time.time()
         with open_api(f"http://127.0.0.1:{stack.port}") as client:
             submitted = time.time()

@@ -33,10 +33,19 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from benchmarks.loop.measured_run import MeasuredRun, MeasuredStep, add_run_options, demo_document, measure
+from benchmarks.loop.measured_run import (
+    DEMO,
+    ROOT,
+    MeasuredRun,
+    MeasuredStep,
+    add_run_options,
+    changed,
+    measure,
+)
 from benchmarks.report.figures import Figure, Target, ratio
 from benchmarks.report.picture import Panel, Series
 from benchmarks.report.report import Report, options
+from deploy.cli.recipe_files import load_with_files
 
 NAME = "overlap"
 BOUNDS = (0, 1, 2, 4)
@@ -123,14 +132,11 @@ def fleet_idle(run: MeasuredRun) -> float:
     return max(0.0, 1.0 - run.cpu.between(begins, ends).get("engine", 0.0) / (ends - begins))
 
 
-def document(bound: int, seed: int, steps: int) -> dict[str, Any]:
-    """The recipe of one run. No bound but the staleness limits the groups in flight; no checkpoint is written."""
-    limits = {"rollout_steps": steps, "max_staleness": bound}
-    return demo_document(
-        name=f"overlap-{bound}-{seed}",
-        seed=seed,
-        limits=limits | {"max_inflight_groups": 256},
-        learner={"checkpoint_every": 0},
+def document(recipe: Mapping[str, Any], bound: int, seed: int, steps: int) -> dict[str, Any]:
+    """A recipe as one run has it: no other bound limits its groups in flight, and it saves no checkpoint."""
+    limits = {"rollout_steps": steps, "max_staleness": bound, "max_inflight_groups": 256}
+    return changed(
+        recipe, name=f"overlap-{bound}-{seed}", seed=seed, limits=limits, learner={"checkpoint_every": 0}
     )
 
 
@@ -212,6 +218,7 @@ def panels(repeats: Sequence[Repeat]) -> list[Panel]:
 def main(arguments: Sequence[str]) -> int:
     """Measure and report; exit status 1 if a target was missed."""
     parser = add_run_options(options(NAME, __doc__))
+    parser.add_argument("--recipe", type=Path, default=ROOT / DEMO, help="another recipe than the demo's")
     given = parser.parse_args(arguments)
     if given.steps < LEAD + TAIL + 1:
         parser.error(f"--steps: {given.steps} is not valid: expected at least {LEAD + TAIL + 1}")
@@ -224,18 +231,12 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _repeat(number: int, given: argparse.Namespace, folder: Path) -> Repeat:
+    recipe, files = load_with_files(given.recipe)
     runs: dict[int, MeasuredRun] = {}
     for bound in order(number):
-        run = measure(
-            document(bound, given.first_seed + number, given.steps),
-            folder,
-            cores=given.cores,
-            deadline_s=given.deadline,
-        )
-        accuracy = run.evaluation("after").accuracy
-        print(
-            f"repeat {number}, staleness {bound}: {step_seconds(run):.2f} s a step, accuracy {accuracy:.3f}",
-            flush=True,
-        )
+        made = document(recipe.model_dump(mode="json"), bound, given.first_seed + number, given.steps)
+        run = measure(made, folder, cores=given.cores, files=files, deadline_s=given.deadline)
+        seconds, accuracy = step_seconds(run), run.evaluation("after").accuracy
+        print(f"repeat {number}, staleness {bound}: {seconds:.2f} s a step, accuracy {accuracy:.3f}", flush=True)
         runs[bound] = run
     return runs

@@ -62,7 +62,7 @@ def test_a_run_is_summarised() -> None:
         ("/opt/valkey-server 127.0.0.1:4242", "redis"),
         ("ray::Gateway", "gateway"),
         ("VLLM::EngineCore", "engine"),
-        ("ray::RoleActor", "ray"),
+        ("ray::RoleActor", ""),
         ("/site-packages/ray/core/src/ray/raylet/raylet --raylet_socket_name=...", "ray"),
         ("python -m deploy.local.head --host 127.0.0.1", "ray"),
         ("python /venv/bin/penstock up --port 1", "stack"),
@@ -98,7 +98,7 @@ def test_a_checkout_has_a_command_of_its_own(tmp_path: Path) -> None:
 def test_what_is_submitted_is_valid(tmp_path: Path) -> None:
     parse_recipe(demo_document(seed=3, limits={"rollout_steps": 2}))
     for bound in overlap.BOUNDS:
-        recipe = parse_recipe(overlap.document(bound, 1, 12))
+        recipe = parse_recipe(overlap.document(demo_document(), bound, 1, 12))
         assert (recipe.limits.max_staleness, recipe.seed, recipe.limits.rollout_steps) == (bound, 1, 12)
         expected = recipe.limits.groups_per_step * (bound + 1)
         assert recipe.limits.max_inflight_groups >= 5 * expected, "it would limit what is measured"
