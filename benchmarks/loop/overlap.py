@@ -135,9 +135,7 @@ def fleet_idle(run: MeasuredRun) -> float:
 def document(recipe: Mapping[str, Any], bound: int, seed: int, steps: int) -> dict[str, Any]:
     """A recipe as one run has it: no other bound limits its groups in flight, and it saves no checkpoint."""
     limits = {"rollout_steps": steps, "max_staleness": bound, "max_inflight_groups": 256}
-    return changed(
-        recipe, name=f"overlap-{bound}-{seed}", seed=seed, limits=limits, learner={"checkpoint_every": 0}
-    )
+    return changed(recipe, name=f"overlap-{bound}-{seed}", seed=seed, limits=limits, learner={"checkpoint_every": 0})
 
 
 def order(repeat: int) -> tuple[int, ...]:

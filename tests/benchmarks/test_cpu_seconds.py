@@ -78,15 +78,15 @@ def test_a_moment_between_two_looks() -> None:
 def test_a_role_is_given_told_or_inherited() -> None:
     roles = Roles(lambda command: command.partition(" ")[0] if command[:1].islower() else "")
 
-    def look(worker: str, other: str, **given: str) -> list[str]:
+    def look(worker: str, other: str, given: dict[int, str]) -> list[str]:
         tree = {ROOT: Seen(0, 0.0, 0.0, "ray up"), WORKER: Seen(1, 0.0, 0.0, worker), OTHER: Seen(2, 0.0, 0.0, other)}
-        roles.look(tree, {WORKER[0]: name for name in given.values()})
+        roles.look(tree, given)
         return [roles.found[key] for key in tree]
 
-    assert look("Actor", "Fork") == ["ray", "ray", "ray"]
-    assert look("Actor", "Fork", given="rollout") == ["ray", "rollout", "rollout"]
-    assert look("other one", "engine core") == ["ray", "rollout", "engine"]
-    assert look("", "") == ["ray", "rollout", "engine"], "a process that ends tells nothing"
+    assert look("Actor", "Fork", {}) == ["ray", "ray", "ray"]
+    assert look("Actor", "Fork", {WORKER[0]: "rollout"}) == ["ray", "rollout", "rollout"]
+    assert look("other one", "engine core", {}) == ["ray", "rollout", "engine"]
+    assert look("", "", {}) == ["ray", "rollout", "engine"], "a process that ends tells nothing"
 
 
 def test_real_processes_that_end_are_counted() -> None:

@@ -221,9 +221,7 @@ def test_both_sides_are_compared_within_a_repeat() -> None:
     assert found["to 0.60: TRL / Penstock"].target is None
     assert found["TRL to 0.80"].values == (160.0,)
     assert found["Penstock: accuracy after the last step"].values == (0.9,)
-    assert vs_trl.notes(repeats) == [
-        "TRL did not reach 0.80 in 1 of 1 repeats: the whole training stands for it."
-    ]
+    assert vs_trl.notes(repeats) == ["TRL did not reach 0.80 in 1 of 1 repeats: the whole training stands for it."]
     assert unreached("TRL", 0.7, [theirs.reaching(0.7)]) is None
     assert [len(panel.series) for panel in vs_trl.panels(repeats)] == [2, 2]
 
