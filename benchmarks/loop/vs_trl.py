@@ -51,6 +51,8 @@ JUDGED_AT, LEAST_WALL, LEAST_CPU = 0.7, 3.0, 2.0
 EVALUATE_EVERY, STEPS = 2, 12
 TRL_PYTHON = ROOT / ".venv-trl" / "bin" / "python"
 PREPARE_S = 1200.0
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+"""As the learner's process has them: another number of threads adds in another order."""
 OURS, THEIRS = "Penstock", "TRL"
 Sides = Mapping[str, Training]
 """The two trainings of one repeat, by side."""
@@ -100,7 +102,7 @@ class TrlComparison:
         run = measure(document, self._runs, cores=self._cores, environment=environment, deadline_s=self._given.deadline)
         self.summaries.append(run.summary())
         out, every = self._folder / f"penstock-{seed}", self._given.evaluate_every
-        self._program("benchmarks.loop.versions", run.folder, "--every", every, "--out", out)
+        self._program("benchmarks.loop.versions", run.folder, "--every", every, "--out", out, variables=ONE_THREAD)
         return training_of(run), self._saved(out)
 
     def _trl(self, seed: int) -> tuple[Training, dict[int, Path]]:
@@ -128,7 +130,12 @@ class TrlComparison:
         return {step: found[str(folder)] for step, folder in folders.items()}
 
     def _program(
-        self, module: str, *arguments: object, python: Path = Path(sys.executable), deadline_s: float = PREPARE_S
+        self,
+        module: str,
+        *arguments: object,
+        python: Path = Path(sys.executable),
+        deadline_s: float = PREPARE_S,
+        variables: Mapping[str, str] | None = None,
     ) -> None:
         """Run a module to its end, its output in a file. Raises RuntimeError with the end of that if it fails."""
         log = self._folder / "program.log"
@@ -137,7 +144,7 @@ class TrlComparison:
             ended = subprocess.run(
                 [str(python), "-m", module, *map(str, arguments)],
                 cwd=ROOT,
-                env=os.environ | environment,
+                env=os.environ | environment | dict(variables or {}),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
