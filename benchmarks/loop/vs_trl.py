@@ -5,8 +5,9 @@ Must not tune one side only: what both have in common is the demo's recipe.
 For each repeat both sides train the demo's model with the repeat's number as seed: the same 120 training questions, 8
 groups of 8 responses a rollout step, two optimizer steps a rollout step, learning rate 2e-5, the recipe's sampling, the
 DAPO loss. One runs after the other, each with all its processes on the same two cores; which is first turns from
-repeat to repeat. TRL's side is benchmarks/peers/trl/train.py in an environment of its own (`make .venv-trl/.installed` makes
-it); its README says which options of TRL were the fastest on two cores, and those are used.
+repeat to repeat. TRL's side is benchmarks/peers/trl/train.py in an environment of its own, which
+`make .venv-trl/.installed` makes. The README beside it says which options of TRL were the fastest on two cores, and
+those are used.
 
 What is timed: from the start of the first response to the end of each rollout step's last optimizer step. Start-up is
 printed apart. CPU-seconds are those of all processes of a side, Penstock's Ray and Redis included.
@@ -256,7 +257,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--trl-python", type=Path, default=TRL_PYTHON, help="the Python of TRL's environment")
     given = parser.parse_args(arguments)
     if not given.trl_python.exists():
-        parser.error(f"--trl-python: {given.trl_python} is missing: `make .venv-trl/.installed` installs TRL's environment")
+        parser.error(f"--trl-python: {given.trl_python} is missing; `make .venv-trl/.installed` makes it")
     with tempfile.TemporaryDirectory(prefix="penstock-vs-trl-") as folder:
         comparison = TrlComparison(Path(folder), given)
         initial = comparison.prepare()
