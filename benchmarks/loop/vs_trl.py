@@ -37,8 +37,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.loop.measured_run import DEMO, ROOT, MeasuredRun, add_run_options, demo_document, first_cores, measure
-from benchmarks.loop.measured_run import pinned as on_cores
+import yaml
+
+from benchmarks.loop.measured_run import (
+    DEMO,
+    ROOT,
+    MeasuredRun,
+    add_run_options,
+    changed,
+    first_cores,
+    measure,
+    pinned,
+)
 from benchmarks.loop.reaching import Reached, Spent, Training, of_record, unreached
 from benchmarks.loop.versions import due
 from benchmarks.report.figures import Figure, Target, ratio
@@ -75,7 +85,7 @@ class TrlComparison:
 
     def prepare(self) -> float:
         """Write problems and the initial model. Returns the model's held-out accuracy."""
-        self._program("benchmarks.peers.trl.problems", self._problems)
+        self._program("benchmarks.peers.trl.problems", self._problems, "--recipe", self._given.recipe)
         for name in ("train", "held-out"):
             problems = json.loads((self._problems / f"{name}.json").read_text())["problems"]
             rows = "\n".join(json.dumps(row(problem)) for problem in problems)
@@ -98,7 +108,7 @@ class TrlComparison:
         return found
 
     def _penstock(self, seed: int) -> tuple[Training, dict[int, Path]]:
-        document = recipe(self._problems, seed, self._given.steps)
+        document = recipe_of(self._given.recipe, self._problems, seed, self._given.steps)
         environment = {"PENSTOCK_ROOTS": str(self._folder)}
         run = measure(document, self._runs, cores=self._cores, environment=environment, deadline_s=self._given.deadline)
         self.summaries.append(run.summary())
@@ -108,7 +118,7 @@ class TrlComparison:
 
     def _trl(self, seed: int) -> tuple[Training, dict[int, Path]]:
         out, record = self._folder / f"trl-{seed}", self._folder / f"trl-{seed}.json"
-        with on_cores(self._cores):
+        with pinned(self._cores):
             self._program(
                 *("benchmarks.peers.trl.train", "--model", self._model, "--problems", self._problems / "train.json"),
                 *("--held-out", self._problems / "held-out.json", "--seed", seed, "--steps", self._given.steps),
@@ -161,10 +171,11 @@ def row(problem: Mapping[str, Any]) -> dict[str, Any]:
     return {"question": message["content"], "verifier": "reasoning-gym", "reference": problem["reference"]}
 
 
-def recipe(problems: Path, seed: int, steps: int) -> dict[str, Any]:
-    """The demo's recipe on the rows in a folder: without checkpoints, and with the least evaluation there can be."""
+def recipe_of(path: Path, problems: Path, seed: int, steps: int) -> dict[str, Any]:
+    """A recipe on the rows in a folder, without checkpoints, and with the least evaluation that there can be."""
     train, held_out = ({"source": "jsonl", "path": str(problems / f"{name}.jsonl")} for name in ("train", "held-out"))
-    return demo_document(
+    return changed(
+        yaml.safe_load(path.read_text()),
         name=f"vs-trl-{seed}",
         seed=seed,
         data={**train, "train": None, "held_out": 0, "options": {}},
@@ -254,6 +265,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--evaluate-every", type=positive, default=EVALUATE_EVERY, metavar="K", help=f"steps ({EVALUATE_EVERY})"
     )
+    parser.add_argument("--recipe", type=Path, default=ROOT / DEMO, help="another recipe of the demo's model")
     parser.add_argument("--trl-python", type=Path, default=TRL_PYTHON, help="the Python of TRL's environment")
     given = parser.parse_args(arguments)
     if not given.trl_python.exists():
@@ -263,5 +275,5 @@ def main(arguments: Sequence[str]) -> int:
         initial = comparison.prepare()
         repeats = [comparison.repeat(number, initial) for number in range(given.repeats)]
     accuracies = [{name: side.accuracies for name, side in repeat.items()} for repeat in repeats]
-    details = {"recipe": str(DEMO), "accuracies": accuracies, "trainings": comparison.summaries}
+    details = {"recipe": str(given.recipe), "accuracies": accuracies, "trainings": comparison.summaries}
     return Report(NAME, figures(repeats), panels(repeats), details, notes(repeats)).finish(given.out)

@@ -11,6 +11,7 @@ import pytest
 
 from benchmarks.loop import demo, held_out, overlap, versions, vs_trl
 from benchmarks.loop.measured_run import (
+    DEMO,
     ROOT,
     MeasuredStep,
     core_list,
@@ -102,7 +103,7 @@ def test_what_is_submitted_is_valid(tmp_path: Path) -> None:
         assert (recipe.limits.max_staleness, recipe.seed, recipe.limits.rollout_steps) == (bound, 1, 12)
         expected = recipe.limits.groups_per_step * (bound + 1)
         assert recipe.limits.max_inflight_groups >= 5 * expected, "it would limit what is measured"
-    recipe = parse_recipe(vs_trl.recipe(tmp_path, 2, 12))
+    recipe = parse_recipe(vs_trl.recipe_of(ROOT / DEMO, tmp_path, 2, 12))
     assert (recipe.evaluated_sets, recipe.learner.checkpoint_every, recipe.data.train) == (("one",), 0, None)
     assert (recipe.limits.groups_per_step, recipe.algorithm.group_size) == (8, 8)
     assert (recipe.learner.mini_batch_groups, recipe.learner.learning_rate) == (4, 2e-5)
