@@ -265,7 +265,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--evaluate-every", type=positive, default=EVALUATE_EVERY, metavar="K", help=f"steps ({EVALUATE_EVERY})"
     )
-    parser.add_argument("--recipe", type=Path, default=ROOT / DEMO, help="another recipe of the demo's model")
+    parser.add_argument("--recipe", type=_path, default=ROOT / DEMO, help="another recipe of the demo's model")
     parser.add_argument("--trl-python", type=Path, default=TRL_PYTHON, help="the Python of TRL's environment")
     given = parser.parse_args(arguments)
     if not given.trl_python.exists():
@@ -277,3 +277,8 @@ def main(arguments: Sequence[str]) -> int:
     accuracies = [{name: side.accuracies for name, side in repeat.items()} for repeat in repeats]
     details = {"recipe": str(given.recipe), "accuracies": accuracies, "trainings": comparison.summaries}
     return Report(NAME, figures(repeats), panels(repeats), details, notes(repeats)).finish(given.out)
+
+
+def _path(text: str) -> Path:
+    """A path for programs that run in another folder."""
+    return Path(text).absolute()
