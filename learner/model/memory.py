@@ -20,8 +20,9 @@ log = logging.getLogger(__name__)
 
 GIB = 2**30
 BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
-LOGIT_COPIES = 3
-"""Float32 arrays of [chunk, vocabulary] alive at once in the backward pass: logits, softmax, their gradient."""
+LOGIT_COPIES = 1.5
+"""Float32 arrays of [chunk, vocabulary] alive at once: the logits, which become probabilities and then their gradient
+in place, and half as much for them in 16 bits."""
 BUCKET, LIVE, PREFETCH = 500_000_000, 1_000_000_000, 50_000_000
 """DeepSpeed's defaults, in elements: gradients reduced at once; at stage 3, parameters gathered at once, and ahead."""
 

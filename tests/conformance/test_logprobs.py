@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from learner.algorithm.logprobs import CHUNK_TOKENS, token_logprobs
+from learner.algorithm.logprobs import BLOCK, CHUNK_TOKENS, token_logprobs
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 chunked = pytest.mark.conformance(formula="log softmax(z / T)[o_t]; H = -sum p log p", setting="CHUNK_TOKENS")
@@ -110,6 +110,36 @@ def test_a_word_outside_the_nucleus_changes_nothing() -> None:
     assert bool(gradient.isfinite().all())
     assert gradient[:, 0].tolist() == [0.0, 0.0]
     assert gradient[0, 3] == 0.0
+
+
+@chunked
+@pytest.mark.parametrize("entropy_gradient", [False, True])
+def test_any_block_gives_the_same_bits(entropy_gradient: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of one row, of two and of all five; the logits, which are the caller's here, stay as they are."""
+    torch.manual_seed(0)
+    logits, targets, found = torch.randn(5, 11, requires_grad=True), torch.randint(0, 11, (5,)), []
+    before = logits.detach().clone()
+    for words in (1, 22, 1000):
+        monkeypatch.setitem(BLOCK, "cpu", words)
+        pair = token_logprobs(logits, targets, torch.nn.Identity(), 0.5, entropy_gradient=entropy_gradient)
+        used = pair[0].sum() + (pair[1].sum() if entropy_gradient else 0)
+        found.append(torch.cat([*(value.detach() for value in pair), torch.autograd.grad(used, logits)[0].flatten()]))
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+    assert torch.equal(logits, before)
+
+
+@chunked
+def test_the_last_chunk_runs_the_head_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of chunks of 3, 3 and 1 tokens, the backward pass computes the logits of the first two again."""
+    monkeypatch.setattr("learner.algorithm.logprobs.CHUNK_TOKENS", 3)
+    calls: list[int] = []
+    head = torch.nn.Linear(2, 3)
+    head.register_forward_hook(lambda _module, inputs, _output: calls.append(len(inputs[0])))
+    found, _ = token_logprobs(torch.randn(7, 2), torch.zeros(7, dtype=torch.int64), head)
+    assert calls == [3, 3, 1]
+    found.sum().backward()
+    assert calls[3:] == [3, 3]
 
 
 @chunked

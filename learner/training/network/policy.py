@@ -89,8 +89,8 @@ class ValueHead(nn.Linear):
 class PolicyModel(nn.Module):
     """A Hugging Face causal LM whose forward pass returns the log-probs of tokens at a sampling temperature.
 
-    `entropy_gradient`: whether entropies carry gradient, for an entropy bonus. It costs a second [tokens, vocabulary]
-    per chunk. `head_dtype`: that in which the logits are computed, None for that of the weights.
+    `entropy_gradient`: whether entropies carry gradient, for an entropy bonus. `head_dtype`: that in which the logits
+    are computed, None for that of the weights.
     """
 
     def __init__(
