@@ -25,6 +25,9 @@ BENCHMARKS: dict[str, Benchmark] = {
         "benchmarks.loop.vs_trl", "How long do Penstock and TRL take to the same held-out accuracy?", "100 min"
     ),
     "overlap": Benchmark("benchmarks.loop.overlap", "What does it bring that generation runs ahead?", "75 min"),
+    "learner": Benchmark(
+        "benchmarks.learner.step.command", "What does a step cost, beside a padded Hugging Face loop?", "15 min"
+    ),
     "data-plane": Benchmark(
         "benchmarks.data_plane.command",
         "what moving groups costs, beside redis-py, many pending groups and ended runs",

@@ -6,6 +6,7 @@ Must not measure.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from benchmarks.learner.gpu.workload import Load, Shape
 
@@ -46,3 +47,18 @@ def step_flops(shape: Shape, parameters: int, load: Load) -> float:
     attention = 12 * shape.layers * shape.hidden * load.row_tokens
     inputs = load.rows * load.row_tokens * (6 * (parameters - embedding) + attention)
     return float(inputs + load.rows * load.response * 6 * embedding)
+
+
+def drawn_flops(shape: Shape, parameters: int, prompt: int, lengths: Sequence[Sequence[int]]) -> float:
+    """The operations of a rollout step whose groups have responses of these `lengths`, as in `step_flops`.
+
+    The prompt of a group counts once, however often it is computed, because that is what the step needs.
+    """
+    embedding, others = shape.vocabulary * shape.hidden, parameters - shape.vocabulary * shape.hidden
+    attention = 12 * shape.layers * shape.hidden
+    total = 0
+    for members in lengths:
+        total += prompt * (6 * others + attention * prompt)
+        for tokens in members:
+            total += (tokens - 1) * (6 * others + attention * (prompt + tokens - 1)) + tokens * 6 * embedding
+    return float(total)

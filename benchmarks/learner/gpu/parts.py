@@ -133,10 +133,10 @@ def _report(pipe: Any, work: Callable[..., Any], arguments: tuple[Any, ...]) -> 
     os._exit(0)  # Gloo's threads outlive the interpreter's shutdown, and would abort it
 
 
-def apart(work: Callable[..., Any], *arguments: Any) -> Any:
+def apart(work: Callable[..., Any], *arguments: Any, deadline_s: float = PART_S) -> Any:
     """The result of `work` in a process of its own: a closed DeepSpeed engine keeps its memory while its process lives.
 
-    Raises PartFailedError, also after PART_S seconds.
+    Raises PartFailedError, also after `deadline_s` seconds.
     """
     context = multiprocessing.get_context("spawn")
     pipe, end = context.Pipe(duplex=False)
@@ -144,8 +144,8 @@ def apart(work: Callable[..., Any], *arguments: Any) -> Any:
     process.start()
     end.close()
     try:
-        if not pipe.poll(PART_S):
-            raise PartFailedError(f"it took longer than {PART_S:g} s")
+        if not pipe.poll(deadline_s):
+            raise PartFailedError(f"it took longer than {deadline_s:g} s")
         found, error = pipe.recv()
     except EOFError:
         raise PartFailedError("its process died") from None

@@ -5,6 +5,7 @@ Must not measure.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -122,18 +123,25 @@ def recipe(folder: Path, load: Load, *, stage: int, micro_batch_tokens: int, che
 
 def rollout_step(load: Load, vocabulary: int) -> tuple[Batch, dict[str, SamplePayload]]:
     """Random tokens, with random advantages."""
-    draw, payloads, groups = np.random.default_rng(0), {}, []
-    for group in range(load.groups):
-        prompt, samples = draw.integers(0, vocabulary, load.prompt, dtype=np.int32), []
-        for index in range(load.size):
+    return drawn_step([[load.response] * load.size] * load.groups, load.prompt, vocabulary)
+
+
+def drawn_step(
+    lengths: Sequence[Sequence[int]], prompt_tokens: int, vocabulary: int, seed: int = 0
+) -> tuple[Batch, dict[str, SamplePayload]]:
+    """Groups of random responses of these `lengths` (tokens), with random prompts and advantages."""
+    draw, payloads, groups = np.random.default_rng(seed), {}, []
+    for group, members in enumerate(lengths):
+        prompt, samples = draw.integers(0, vocabulary, prompt_tokens, dtype=np.int32), []
+        for index, tokens in enumerate(members):
             key = f"{group}:{index}"
-            ids = draw.integers(0, vocabulary, load.response, dtype=np.int32)
-            behaviour = np.full(load.response, -np.log(vocabulary), np.float32)
+            ids = draw.integers(0, vocabulary, tokens, dtype=np.int32)
+            behaviour = np.full(tokens, -np.log(vocabulary), np.float32)
             payloads[key] = SamplePayload(prompt, ids, behaviour, "", "length", ())
             samples.append(
                 BatchSample(
                     payload=key,
-                    tokens=load.response,
+                    tokens=tokens,
                     advantage=float(draw.normal()),
                     reward=1.0,
                     correct=True,
@@ -141,6 +149,5 @@ def rollout_step(load: Load, vocabulary: int) -> tuple[Batch, dict[str, SamplePa
                     staleness=0,
                 )
             )
-        groups.append(BatchGroup(group=f"g{group}", samples=tuple(samples), prompt_tokens=load.prompt))
-    batch = batch_with(groups)
-    return batch, payloads
+        groups.append(BatchGroup(group=f"g{group}", samples=tuple(samples), prompt_tokens=prompt_tokens))
+    return batch_with(groups), payloads
