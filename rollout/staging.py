@@ -103,6 +103,20 @@ class Staging:
             self.channel = None
         self._buffers = []
 
+    @classmethod
+    def after(
+        cls, previous: Staging | None, options: StagingOptions, plan: WeightPlan, manifest: WeightManifest
+    ) -> Staging:
+        """Start to receive `plan`: abandon an unfinished staging, reuse a group of the same generation."""
+        channel = None
+        if previous is not None:
+            previous.abandon()
+            channel = previous.channel
+        if channel is not None and (channel.generation, channel.world) != (plan.generation, plan.world):
+            channel.abort()
+            channel = None
+        return cls(options, plan, manifest, channel)
+
     def _run(self) -> None:
         started = time.monotonic()
         try:

@@ -57,16 +57,9 @@ class StagedTransfer(WeightTransferEngine[NoInit, StagedVersion]):  # type: igno
         self._parameters = frozenset(name for name, _ in model.named_parameters())
 
     def stage(self, options: StagingOptions, plan: WeightPlan, manifest: WeightManifest) -> None:
-        """Start to receive `plan`: abandon an unfinished staging, reuse a group of the same generation."""
-        channel = None
-        if self.staging is not None:
-            previous, self.staging = self.staging, None
-            previous.abandon()
-            channel = previous.channel
-        if channel is not None and (channel.generation, channel.world) != (plan.generation, plan.world):
-            channel.abort()
-            channel = None
-        self.staging = Staging(options, plan, manifest, channel)
+        """Start to receive `plan`."""
+        previous, self.staging = self.staging, None
+        self.staging = Staging.after(previous, options, plan, manifest)
 
     def init_transfer_engine(self, init_info: NoInit) -> None:
         """No effect: groups are formed per plan."""

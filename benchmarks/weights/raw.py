@@ -1,0 +1,39 @@
+"""Owns the yardstick: one tensor broadcast by Gloo between the same processes, without anything of the product.
+
+Must not know weights.
+"""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch.distributed import PrefixStore, ProcessGroupGloo, Store  # type: ignore[attr-defined]
+
+TIMEOUT = timedelta(seconds=120)
+
+
+class RawGroup:
+    """Rank `rank` of `world` processes that broadcast one float32 tensor of `size` bytes; rank 0 sends.
+
+    The memory of the tensor is touched before, and the connections have carried it once.
+    """
+
+    def __init__(self, store: Store, rank: int, world: int, size: int) -> None:
+        self._group: Any = ProcessGroupGloo(PrefixStore("raw", store), rank, world, TIMEOUT)
+        self._tensor = torch.full((size // 4,), float(rank))
+        self.broadcast()
+
+    def broadcast(self) -> float:
+        """Broadcast the tensor. Returns the seconds until every rank has it."""
+        self._group.barrier().wait()
+        started = time.perf_counter()
+        self._group.broadcast(self._tensor, 0).wait()
+        self._group.barrier().wait()
+        return time.perf_counter() - started
+
+    def whole(self) -> bool:
+        """Whether the tensor is that of rank 0."""
+        return not self._tensor[:: len(self._tensor) // 7].any()
