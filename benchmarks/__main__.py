@@ -28,6 +28,11 @@ BENCHMARKS: dict[str, Benchmark] = {
     "learner": Benchmark(
         "benchmarks.learner.step.command", "What does a step cost, beside a padded Hugging Face loop?", "15 min"
     ),
+    "weights": Benchmark(
+        "benchmarks.weights.bench",
+        "how fast does a policy version reach every replica, and what does a request see of it?",
+        "7 minutes",
+    ),
     "data-plane": Benchmark(
         "benchmarks.data_plane.command",
         "what moving groups costs, beside redis-py, many pending groups and ended runs",

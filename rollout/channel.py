@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # re-exports without __all__
 
-from services.contracts.weight_group import Membership, Work, without_watchdog
+from services.contracts.weight_group import GlooTransfer, Membership, Work, without_watchdog
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ class GlooReceiver:
         self._group: Any = dist.ProcessGroupGloo(store, rank, world, deadline)
 
     def broadcast(self, tensor: torch.Tensor) -> Work:
-        return self._group.broadcast(tensor, ROOT)  # type: ignore[no-any-return]
+        return GlooTransfer(self._group.broadcast(tensor, ROOT))
 
     def close(self) -> None:
         self._group = None
@@ -85,8 +85,8 @@ BACKENDS: dict[str, Callable[[Any, int, int, timedelta, torch.device], Receiver]
 class Channel:
     """A worker's place in group `generation`: rank `rank` of `world`.
 
-    `join` and `receive` block, for at most `timeout_s` seconds, and raise RuntimeError (DistError is one); after an
-    error the group must not be used again.
+    `join`, `receive` and `finish` block, for at most `timeout_s` seconds, and raise RuntimeError (DistError is one);
+    after an error the group must not be used again.
     """
 
     def __init__(
@@ -112,7 +112,15 @@ class Channel:
 
     def receive(self, tensor: torch.Tensor) -> None:
         """Fill `tensor` with the tensor that rank 0 broadcasts."""
-        self._membership.transfer(lambda group: group.broadcast(tensor))
+        self.finish(self.begin(tensor))
+
+    def begin(self, tensor: torch.Tensor) -> Work:
+        """Start to fill `tensor` with the tensor that rank 0 broadcasts next."""
+        return self._membership.begin(lambda group: group.broadcast(tensor))
+
+    def finish(self, work: Work) -> None:
+        """Wait until the tensor of `begin` is filled."""
+        self._membership.finish(work)
 
     def abort(self) -> None:
         """Leave, at any moment and from any thread; returns at once."""

@@ -10,14 +10,16 @@ import math
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
+from socket import AF_UNIX, SOCK_DGRAM, socket
 from typing import Any, Literal
 
 import torch
 
 from rollout.channel import Channel
 from services.contracts import TensorEntry, WeightManifest, WeightPlan
-from services.contracts.weight_layout import bucket_layout, checksum
+from services.contracts.weight_layout import bucket_layout, checksum, empty_bucket
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +47,13 @@ def checksum_of(bucket: torch.Tensor) -> int:
     """The checksum of a bucket (uint8 [a multiple of 16]) on any device."""
     if bucket.device.type == "cpu":
         return checksum(bucket.numpy())
-    return int(bucket.view(torch.int32).sum(dtype=torch.int64))
+    return int(bucket.view(torch.int64).sum())
+
+
+def _empty(size: int, device: torch.device) -> torch.Tensor:
+    if device.type == "cpu":
+        return torch.from_numpy(empty_bucket(size))
+    return torch.empty(size, dtype=torch.uint8, device=device)
 
 
 def _views(bucket: tuple[TensorEntry, ...], buffer: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
@@ -59,13 +67,15 @@ def _views(bucket: tuple[TensorEntry, ...], buffer: torch.Tensor) -> Iterator[tu
 class StagingOptions:
     """How a worker receives: its rank in the broadcast group, backend and device.
 
-    `on_host` moves each bucket to the host's memory as soon as it has arrived.
+    `on_host` moves each bucket to the host's memory as soon as it has arrived. `listener`: the path of the Unix socket
+    that gets a datagram when a staging has ended; "": none.
     """
 
     rank: int
     backend: str
     device: torch.device
     on_host: bool = False
+    listener: str = ""
 
 
 class Staging:
@@ -133,6 +143,11 @@ class Staging:
         except Exception as error:  # noqa: BLE001 - the service has to see every failure
             outcome = StagingProgress("failed", f"{type(error).__name__}: {error}", time.monotonic() - started)
         self.progress = outcome
+        if self._options.listener:
+            # A listener that has gone away looks at the progress by itself, or does not need it any more.
+            with suppress(OSError), socket(AF_UNIX, SOCK_DGRAM) as sender:
+                sender.setblocking(False)
+                sender.sendto(b"", self._options.listener)
 
     def _receive(self, channel: Channel) -> list[torch.Tensor]:
         """The buckets, verified. Raises RuntimeError (BrokenBroadcastError is one)."""
@@ -141,16 +156,23 @@ class Staging:
             torch.cuda.set_device(device)  # it is a property of the thread
         if not self._joined:
             channel.join(self.plan.host, self.plan.port)
-        buffers = []
-        for bucket in self._manifest.buckets:
+        buffers: list[torch.Tensor] = []
+        sums: list[int] = []
+
+        def receive(tensor: torch.Tensor) -> None:
+            """Receive, and meanwhile check the bucket before."""
             self._still_wanted()
-            arriving = torch.empty(bucket_layout(bucket).size, dtype=torch.uint8, device=device)
-            channel.receive(arriving)
+            work = channel.begin(tensor)
+            sums.extend(checksum_of(buffer) for buffer in buffers[len(sums) :])
+            channel.finish(work)
+
+        for bucket in self._manifest.buckets:
+            arriving = _empty(bucket_layout(bucket).size, device)
+            receive(arriving)
             buffers.append(arriving.to("cpu", copy=True) if self._options.on_host else arriving)
         expected = torch.empty(len(buffers), dtype=torch.int64, device=device)
-        channel.receive(expected)
-        sums = zip(buffers, expected.tolist(), strict=True)
-        if wrong := [index for index, (buffer, sent) in enumerate(sums) if checksum_of(buffer) != sent]:
+        receive(expected)
+        if wrong := [index for index, sent in enumerate(expected.tolist()) if sums[index] != sent]:
             raise BrokenBroadcastError(
                 f"version {self.plan.version}: checksums of buckets {wrong} do not match those sent"
             )

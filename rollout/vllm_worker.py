@@ -117,13 +117,15 @@ class WorkerExtension:
     rank: int
     weight_transfer_engine: Any
 
-    def stage_weights(self, plan: str, manifest: str, base_rank: int, backend: str, on_host: bool) -> None:
+    def stage_weights(
+        self, plan: str, manifest: str, base_rank: int, backend: str, on_host: bool, listener: str = ""
+    ) -> None:
         """Start to receive a plan (`plan` and `manifest` are JSON), as rank `base_rank` + this worker's."""
         engine = self.weight_transfer_engine
         device = torch.device(engine.device)
         if device.type == "cuda" and device.index is None:
             device = torch.device("cuda", torch.cuda.current_device())  # of this thread; others start at device 0
-        options = StagingOptions(base_rank + self.rank, backend, device, on_host)
+        options = StagingOptions(base_rank + self.rank, backend, device, on_host, listener)
         engine.stage(options, WeightPlan.model_validate_json(plan), parse_manifest(manifest))
 
     def staging_progress(self) -> dict[str, Any]:

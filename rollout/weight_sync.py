@@ -7,9 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
+import tempfile
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from rollout.engine import PoisonedError, RolloutEngine
 from rollout.staging import StagingProgress
@@ -25,6 +29,9 @@ from services.streams.state.ownership import newest_owner
 log = logging.getLogger(__name__)
 
 POLL_S = 0.05
+"""How often a newer plan is looked for."""
+LOOK_S = 0.5
+"""How often the workers are asked for their progress; each says itself when its staging has ended."""
 PLANS_WAIT_S = 0.5
 FAILURES_ALLOWED = 5
 
@@ -39,6 +46,35 @@ class SyncTimes:
 
     staging_s: float
     pause_s: float
+
+
+class EndedStagings(asyncio.DatagramProtocol):
+    """What a replica's workers report on a Unix socket at `path`: `ended` is set when a staging has ended.
+
+    An engine answers questions only between two decoding steps, so that to ask often would delay it and the answer.
+    """
+
+    def __init__(self) -> None:
+        self.ended = asyncio.Event()
+        self.path = ""
+
+    @classmethod
+    @asynccontextmanager
+    async def listening(cls) -> AsyncIterator[EndedStagings]:
+        """Listen during the body."""
+        with tempfile.TemporaryDirectory(prefix="penstock-staging-") as folder:
+            path = f"{folder}/ended"
+            loop = asyncio.get_running_loop()
+            transport, found = await loop.create_datagram_endpoint(cls, local_addr=path, family=socket.AF_UNIX)
+            found.path = path
+            try:
+                yield found
+            finally:
+                transport.close()
+
+    def datagram_received(self, data: bytes, addr: Any) -> None:
+        """One worker's staging has ended."""
+        self.ended.set()
 
 
 class WeightFollower:
@@ -56,6 +92,7 @@ class WeightFollower:
         self._next: WeightPlan | None = None
         self._generation = 0
         self._learner = UNOWNED
+        self._stagings: EndedStagings
         self._failures = 0
         self._closing = False
         self.ready = asyncio.Event()
@@ -71,12 +108,13 @@ class WeightFollower:
         Raises PoisonedError when weights were applied in part, and PlanFailedError after FAILURES_ALLOWED failed plans
         in a row; the host then replaces this replica.
         """
-        while not self._closing:
-            await self._read_plans(PLANS_WAIT_S)
-            if self._next is None:
-                continue
-            plan, self._next = self._next, None
-            await self._follow(plan)
+        async with EndedStagings.listening() as self._stagings:
+            while not self._closing:
+                await self._read_plans(PLANS_WAIT_S)
+                if self._next is None:
+                    continue
+                plan, self._next = self._next, None
+                await self._follow(plan)
 
     async def serve_folder(self) -> None:
         """Serve the weights in the model's folder as policy version 0: a run that only evaluates has no learner."""
@@ -171,6 +209,7 @@ class WeightFollower:
                     plan.members[self._member],
                     self._recipe.weights.backend,
                     self._recipe.weights.staging == "host",
+                    self._stagings.path,
                     deadline_s=plan.timeout_s,
                 )
                 return await self._wait_staged(plan)
@@ -179,18 +218,23 @@ class WeightFollower:
             raise PlanFailedError(f"the workers did not finish within {plan.timeout_s * parts:g} s") from None
 
     async def _wait_staged(self, plan: WeightPlan) -> float:
+        ended = self._stagings.ended
         while True:
+            ended.clear()
             answers = await self._engine.call_workers("staging_progress", deadline_s=plan.timeout_s)
             workers = [StagingProgress(**answer) for answer in answers]
             if broken := [worker.detail for worker in workers if worker.phase == "failed"]:
                 raise PlanFailedError("; ".join(broken))
             if all(worker.phase == "staged" for worker in workers):
                 return max(worker.seconds for worker in workers)
-            await asyncio.sleep(POLL_S)
-            await self._read_plans(0.0)
-            if self._next is not None:
-                # Starting the staging of the newer plan abandons this one.
-                raise PlanFailedError(f"superseded by generation {self._next.generation}")
+            looks_at = time.monotonic() + LOOK_S
+            while not ended.is_set() and time.monotonic() < looks_at:
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(ended.wait(), POLL_S)
+                await self._read_plans(0.0)
+                if self._next is not None:
+                    # Starting the staging of the newer plan abandons this one.
+                    raise PlanFailedError(f"superseded by generation {self._next.generation}")
 
     async def _ack(
         self, plan: WeightPlan, phase: Literal["applied", "failed"], detail: str, times: SyncTimes | None = None

@@ -5,7 +5,7 @@ Must not train. Only names and shapes matter to a broadcast, so no model is down
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -54,16 +54,25 @@ def config_of(name: str) -> LlamaConfig:
     )
 
 
+def flat(sizes: Sequence[int]) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """One float32 tensor of zeros, whose memory is touched, and its parts of so many elements each."""
+    whole = torch.full((sum(sizes),), 0.0)
+    return whole, list(whole.split(list(sizes)))
+
+
 class Policy:
-    """Stands in for a trainer, of which a snapshot reads names and parameters. `size`: in bytes."""
+    """Stands in for a trainer, of which a snapshot reads names and parameters.
+
+    memory: float32 [size / 4], all parameters one after the other. size: in bytes.
+    """
 
     def __init__(self, name: str) -> None:
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config_of(name))
-        self._parameters = {
-            name: torch.empty(parameter.shape).normal_(0.0, 0.02) for name, parameter in model.named_parameters()
-        }
-        self.size = sum(parameter.nbytes for parameter in self._parameters.values())
+        shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
+        self.memory, parts = flat([shape.numel() for shape in shapes.values()])
+        self._parameters = {name: part.view(shapes[name]) for name, part in zip(shapes, parts, strict=True)}
+        self.size = self.memory.nbytes
 
     @property
     def causal_lm(self) -> Policy:
@@ -79,7 +88,16 @@ class Policy:
         """They are whole."""
         yield
 
-    def train(self) -> None:
+    def train(self, version: int) -> None:
         """Change every weight, as a training step does."""
-        for parameter in self._parameters.values():
-            parameter.add_(1e-3)
+        self.memory.uniform_(-0.1, 0.1, generator=torch.Generator().manual_seed(version))
+
+    @property
+    def sum(self) -> int:
+        """What `sum_of` returns for the same weights."""
+        return sum_of(self.memory)
+
+
+def sum_of(memory: torch.Tensor) -> int:
+    """The sum of float32 [n], n even, read as int64: equal for equal weights."""
+    return int(memory.view(torch.int64).sum())

@@ -16,14 +16,14 @@ TIMEOUT = timedelta(seconds=120)
 
 
 class RawGroup:
-    """Rank `rank` of `world` processes that broadcast one float32 tensor of `size` bytes; rank 0 sends.
+    """Rank `rank` of `world` processes that broadcast `tensor`, whose memory was touched before; rank 0 sends.
 
-    The memory of the tensor is touched before, and the connections have carried it once.
+    The connections have carried the tensor once before the first measurement.
     """
 
-    def __init__(self, store: Store, rank: int, world: int, size: int) -> None:
+    def __init__(self, store: Store, rank: int, world: int, tensor: torch.Tensor) -> None:
         self._group: Any = ProcessGroupGloo(PrefixStore("raw", store), rank, world, TIMEOUT)
-        self._tensor = torch.full((size // 4,), float(rank))
+        self._tensor = tensor
         self.broadcast()
 
     def broadcast(self) -> float:
@@ -33,7 +33,3 @@ class RawGroup:
         self._group.broadcast(self._tensor, 0).wait()
         self._group.barrier().wait()
         return time.perf_counter() - started
-
-    def whole(self) -> bool:
-        """Whether the tensor is that of rank 0."""
-        return not self._tensor[:: len(self._tensor) // 7].any()

@@ -12,16 +12,18 @@ import json
 import os
 import sys
 import time
+from math import prod
 from typing import Any
 
 import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+from benchmarks.weights.policies import flat, sum_of
 from benchmarks.weights.raw import TIMEOUT, RawGroup
 from rollout import staging
 from rollout.staging import Staging, StagingOptions
 from rollout.weight_sync import WeightFollower
-from services.contracts import WeightPlan, parse_manifest
+from services.contracts import WeightManifest, WeightPlan, parse_manifest
 from services.process.hosting import Context
 from services.streams.connection.client import connect
 from services.waits import cancel_and_wait
@@ -32,18 +34,22 @@ CPU = torch.device("cpu")
 
 
 class StagingEngine(StubEngine):
-    """The stub engine of the harness, with a worker's real staging. `parameters`: what it serves, by name."""
+    """The stub engine of the harness, with a worker's real staging.
 
-    def __init__(self) -> None:
+    memory: float32 [n], all parameters that it serves, one after the other.
+    """
+
+    def __init__(self, manifest: WeightManifest) -> None:
         super().__init__(Answers())
-        self.parameters: dict[str, torch.Tensor] = {}
+        entries = [entry for bucket in manifest.buckets for entry in bucket]
+        self.memory, self._places = flat([prod(entry.shape) for entry in entries])
         self._staging: Staging | None = None
 
     async def call_workers(self, method: str, *args: Any, deadline_s: float = 0.0) -> list[Any]:
         """What a worker does (rollout.vllm_worker.WorkerExtension)."""
         if method == "stage_weights":
-            plan, manifest, rank, backend, on_host = args
-            options = StagingOptions(rank, backend, CPU, on_host)
+            plan, manifest, rank, backend, on_host, listener = args
+            options = StagingOptions(rank, backend, CPU, on_host, listener)
             self._staging = Staging.after(
                 self._staging, options, WeightPlan.model_validate_json(plan), parse_manifest(manifest)
             )
@@ -57,11 +63,8 @@ class StagingEngine(StubEngine):
     async def apply_staged(self, version: int, deadline_s: float) -> None:
         """Copy the version into the parameters, as an engine does that has no other layout."""
         assert self._staging is not None
-        for name, tensor in self._staging.tensors():
-            if name in self.parameters:
-                self.parameters[name].copy_(tensor)
-            else:
-                self.parameters[name] = tensor.clone()
+        for place, (_, tensor) in zip(self._places, self._staging.tensors(), strict=True):
+            place.copy_(tensor.view(-1))
         self._staging.abandon()
         self.version = version
 
@@ -69,8 +72,8 @@ class StagingEngine(StubEngine):
 class Commands:
     """What a replica is told by its standard input, each with one line as the answer.
 
-    {"do": "join", ...}: join the raw group of RawGroup. {"do": "broadcast"}: receive its tensor once.
-    {"do": "facts"}: version, sum of the parameters' bytes, seconds of checksums since the last call.
+    {"do": "join", ...}: join a RawGroup, with the first parameters as its tensor. {"do": "broadcast"}: receive it once.
+    {"do": "facts"}: version, sum of the parameters, seconds of checksums since the last call.
     """
 
     def __init__(self, engine: StagingEngine) -> None:
@@ -87,31 +90,34 @@ class Commands:
 
         staging.checksum_of = timed
 
-    def answer(self, do: str, rank: int = 0, world: int = 0, size: int = 0, port: int = 0) -> dict[str, Any]:
+    def answer(self, do: str, rank: int = 0, world: int = 0, elements: int = 0, port: int = 0) -> dict[str, Any]:
         """Carry out one command. Blocks."""
         if do == "join":
             store = TCPStore("127.0.0.1", port, is_master=False, timeout=TIMEOUT)
-            self._raw = RawGroup(store, rank, world, size)
+            self._raw = RawGroup(store, rank, world, self._engine.memory[:elements])
             return {}
         if do == "broadcast":
             assert self._raw is not None
             self._raw.broadcast()
-            return {"whole": self._raw.whole()}
+            return {}
         spent, self._checksum_s = self._checksum_s, 0.0
-        held = sum(int(tensor.view(torch.int32).sum()) for tensor in self._engine.parameters.values())
-        return {"version": self._engine.version, "sum": held, "checksum_s": spent}
+        return {"version": self._engine.version, "sum": sum_of(self._engine.memory), "checksum_s": spent}
 
 
 async def host(run: str, redis_url: str) -> None:
     """Follow the run's plans until the standard input ends."""
     redis = await connect(redis_url)
-    engine = StagingEngine()
-    commands = Commands(engine)
     async with service_context(redis, run, {}, "rollout") as context:
+        manifest = await redis.get(context.keys.manifest)
+        assert manifest is not None, "the learner stores it before it starts replicas"
+        engine = StagingEngine(parse_manifest(manifest.decode()))
+        commands = Commands(engine)
         await context.heartbeat.update(state="joining")
         following = asyncio.create_task(_follow(context, engine))
         while line := await asyncio.to_thread(sys.stdin.readline):
-            print(json.dumps(await asyncio.to_thread(lambda said=line: commands.answer(**json.loads(said)))), flush=True)
+            print(
+                json.dumps(await asyncio.to_thread(lambda said=line: commands.answer(**json.loads(said)))), flush=True
+            )
         await cancel_and_wait(following)
     await redis.aclose()
 

@@ -13,6 +13,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -27,20 +28,19 @@ from services.contracts import WeightAck
 from services.settings import WeightsSettings
 from services.streams.connection.client import Redis, connect
 from services.streams.delivery.consumer import tail_messages
-from services.streams.state.heartbeat import live_processes
 from services.streams.state.policy_history import History
 from tests.harness.small_run import recipe_document, service_context
 
-START_S = 120.0
+START_S = 300.0
 LOOK_S = 0.05
 
 
 class Replica:
-    """A process of `benchmarks.weights.replica`."""
+    """A process of the module `program`, which answers commands."""
 
-    def __init__(self, run: str, redis_url: str) -> None:
-        program = [sys.executable, "-m", "benchmarks.weights.replica", "--run", run, "--redis", redis_url]
-        self._process = subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    def __init__(self, run: str, redis_url: str, program: str) -> None:
+        command = [sys.executable, "-m", program, "--run", run, "--redis", redis_url]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def tell(self, do: str, **more: int) -> None:
         """Send a command."""
@@ -51,8 +51,9 @@ class Replica:
     def answer(self) -> dict[str, Any]:
         """The answer to the last command. Raises RuntimeError if the process has ended."""
         assert self._process.stdout is not None
-        if line := self._process.stdout.readline():
-            return dict(json.loads(line))
+        while line := self._process.stdout.readline():
+            if line.startswith("{"):  # libraries print, too
+                return dict(json.loads(line))
         raise RuntimeError(f"a replica has ended with status {self._process.wait()}")
 
     def end(self) -> None:
@@ -67,9 +68,11 @@ class Replica:
 
 
 @contextmanager
-def fleet(run: str, redis_url: str, replicas: int) -> Iterator[list[Replica]]:
+def fleet(
+    run: str, redis_url: str, replicas: int, program: str = "benchmarks.weights.replica"
+) -> Iterator[list[Replica]]:
     """That many replicas."""
-    started = [Replica(run, redis_url) for _ in range(replicas)]
+    started = [Replica(run, redis_url, program) for _ in range(replicas)]
     try:
         yield started
     finally:
@@ -78,14 +81,15 @@ def fleet(run: str, redis_url: str, replicas: int) -> Iterator[list[Replica]]:
 
 
 class RawGloo:
-    """Raw broadcasts of `size` bytes from this process to the replicas."""
+    """Raw broadcasts of `tensor` from this process to the replicas."""
 
-    def __init__(self, replicas: list[Replica], size: int) -> None:
-        self._replicas, self._size = replicas, size
+    def __init__(self, replicas: list[Replica], tensor: torch.Tensor) -> None:
+        self._replicas, self._size = replicas, tensor.nbytes
+        world = len(replicas) + 1
         store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=TIMEOUT)
         for rank, replica in enumerate(replicas, 1):
-            replica.tell("join", rank=rank, world=len(replicas) + 1, size=size, port=store.port)
-        self._group = RawGroup(store, 0, len(replicas) + 1, size)
+            replica.tell("join", rank=rank, world=world, elements=tensor.numel(), port=store.port)
+        self._group = RawGroup(store, 0, world, tensor)
         for replica in replicas:
             replica.answer()
 
@@ -94,8 +98,8 @@ class RawGloo:
         for replica in self._replicas:
             replica.tell("broadcast")
         seconds = self._group.broadcast()
-        if not all(replica.answer()["whole"] for replica in self._replicas):
-            raise RuntimeError("a raw broadcast did not arrive")
+        for replica in self._replicas:
+            replica.answer()
         return self._size / seconds
 
 
@@ -130,6 +134,11 @@ class Publication:
     raw_per_s: float
 
     @property
+    def rest_s(self) -> float:
+        """The seconds of the publication that are no part of another phase: plan, acks, and the last checksums."""
+        return self.publish_s - self.form_s - self.broadcast_s - self.apply_s
+
+    @property
     def received(self) -> float:
         """The bytes per second until every replica had received and verified the version, to raw Gloo's."""
         return self.size / (self.publish_s - self.apply_s) / self.raw_per_s
@@ -151,9 +160,11 @@ class Measurement:
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, redis: Redis, run: str, policy: Policy, settings: WeightsSettings) -> AsyncIterator[Measurement]:
-        """Create the run, and serve its rendezvous."""
-        async with service_context(redis, run, recipe_document("unused"), "learner") as context:
+    async def open(
+        cls, redis: Redis, run: str, policy: Policy, settings: WeightsSettings, model: Path, /, **sections: Any
+    ) -> AsyncIterator[Measurement]:
+        """Create the run, with `sections` in its recipe, and serve its rendezvous."""
+        async with service_context(redis, run, recipe_document(model, **sections), "learner") as context:
             history = await History.fenced(redis, context.keys, "learner", context.heartbeat.info.id)
             publisher = TimedPublisher(redis, context.keys, context.event_log, settings, "127.0.0.1", history)
             found = cls(redis, publisher, policy, settings.bucket_mib)
@@ -165,13 +176,15 @@ class Measurement:
 
     async def await_replicas(self, count: int) -> None:
         """Wait until that many have announced themselves. Raises TimeoutError."""
-        async with asyncio.timeout(START_S):
-            while len(await live_processes(self._redis, self._publisher._keys.run)) < count + 1:
-                await asyncio.sleep(LOOK_S)
+        ends = time.monotonic() + START_S
+        while len(await self._publisher._receivers()) < count:
+            if time.monotonic() > ends:
+                raise TimeoutError(f"{count} replicas did not start within {START_S:g} s")
+            await asyncio.sleep(LOOK_S)
 
     async def publish(self, version: int) -> dict[str, float]:
         """Train, copy and publish the policy as `version`; the fields of Publication that the learner knows."""
-        self._policy.train()
+        self._policy.train(version)
         started = time.perf_counter()
         taken = await asyncio.to_thread(take_snapshot, self._policy, self._manifest, version, keep=True)  # type: ignore[arg-type]
         snapshot_s = time.perf_counter() - started
@@ -199,11 +212,6 @@ class Measurement:
                 found.append(ack)
         return found
 
-    @property
-    def sum(self) -> int:
-        """The sum of the published parameters' bytes, as a replica computes it."""
-        return sum(int(tensor.view(torch.int32).sum()) for _, tensor in self._policy.named_parameters())
-
 
 async def measure(
     redis_url: str, run: str, policy: Policy, settings: WeightsSettings, replicas: int, repeats: int, raw_bytes: int
@@ -211,28 +219,28 @@ async def measure(
     """The first publication, which forms the group, and `repeats` more, to a fleet of its own."""
     redis = await connect(redis_url)
     try:
-        async with Measurement.open(redis, run, policy, settings) as learner:
+        async with Measurement.open(redis, run, policy, settings, Path("unused")) as learner:
             with fleet(run, redis_url, replicas) as members:
                 await learner.await_replicas(replicas)
-                return await _measured(learner, members, policy.size, repeats, raw_bytes)
+                return await _measured(learner, members, policy, repeats, raw_bytes)
     finally:
         await redis.aclose()
 
 
 async def _measured(
-    learner: Measurement, members: list[Replica], size: int, repeats: int, raw_bytes: int
+    learner: Measurement, members: list[Replica], policy: Policy, repeats: int, raw_bytes: int
 ) -> list[Publication]:
-    raw = await asyncio.to_thread(RawGloo, members, raw_bytes)
+    raw = await asyncio.to_thread(RawGloo, members, policy.memory[: raw_bytes // 4])
     found, before = [], await asyncio.to_thread(raw.per_s)
     for version in range(repeats + 1):
         seconds = await learner.publish(version)
-        after = await asyncio.to_thread(raw.per_s)
         for member in members:
             member.tell("facts")
         facts = [await asyncio.to_thread(member.answer) for member in members]
-        if any((fact["version"], fact["sum"]) != (version, learner.sum) for fact in facts):
+        if any((fact["version"], fact["sum"]) != (version, policy.sum) for fact in facts):
             raise RuntimeError(f"a replica does not hold version {version} as it was published")
+        after = await asyncio.to_thread(raw.per_s)
         checksum_s = max(fact["checksum_s"] for fact in facts)
-        found.append(Publication(size, **seconds, checksum_s=checksum_s, raw_per_s=fmean((before, after))))
+        found.append(Publication(policy.size, **seconds, checksum_s=checksum_s, raw_per_s=fmean((before, after))))
         before = after
     return found

@@ -19,7 +19,7 @@ from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, Store, TCP
 from learner.training.process_group import served_store
 from learner.weight_sync.snapshot import Snapshot
 from services.contracts.listening import socket_environment
-from services.contracts.weight_group import Membership, Work, without_watchdog
+from services.contracts.weight_group import GlooTransfer, Membership, Work, without_watchdog
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ class GlooSender:
         self._group: Any = ProcessGroupGloo(store, 0, world, timeout)
 
     def broadcast(self, tensor: Tensor) -> Work:
-        return self._group.broadcast(tensor, 0)  # type: ignore[no-any-return]
+        return GlooTransfer(self._group.broadcast(tensor, 0))
 
     def close(self) -> None:
         self._group = None

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -45,13 +45,20 @@ class BroadcastFailedError(RuntimeError):
 
 @dataclass
 class _Broadcast:
-    """One plan in progress. `missing`: the replicas that have not applied it yet."""
+    """One plan in progress. `missing`: the replicas that have not applied it yet. `applied`: ends when all have."""
 
     plan: WeightPlan
-    all_applied: asyncio.Future[None]
+    missing: set[str]
+    applied: asyncio.Task[None]
 
-    def __post_init__(self) -> None:
-        self.missing = set(self.plan.members)
+    def check(self, done: asyncio.Future[Any], what: str) -> None:
+        """Raise BroadcastFailedError if `done` has failed; the error itself if Redis could not be read."""
+        error = done.exception()
+        if error is None:
+            return
+        if done is self.applied and not isinstance(error, BroadcastFailedError):
+            raise error
+        raise BroadcastFailedError(f"{what}: {error}") from error
 
 
 @dataclass
@@ -218,7 +225,9 @@ class Publisher:
 
     async def _carry_out(self, plan: WeightPlan, snapshot: Snapshot, group: BroadcastGroup | None) -> BroadcastGroup:
         await self._history.publish_plan(plan)
-        broadcast = _Broadcast(plan, asyncio.get_running_loop().create_future())
+        missing = set(plan.members)
+        applied = asyncio.create_task(self._all_applied(plan, missing), name=f"acks of version {plan.version}")
+        broadcast = _Broadcast(plan, missing, applied)
         formed = group or self._rendezvous.group(plan.generation, plan.world)
         try:
             if group is None:
@@ -227,45 +236,52 @@ class Publisher:
                 self._observe("form", time.monotonic() - started)
             sending = in_thread(lambda: send_snapshot(formed, snapshot))
             self._observe("broadcast", await self._watched(sending, broadcast, "the broadcast"))
-            await self._watched(broadcast.all_applied, broadcast, "applying the weights")
+            await self._watched(applied, broadcast, "applying the weights")
         except BaseException:
             formed.abort()
             raise
+        finally:
+            if not applied.done():
+                await cancel_and_wait(applied)
         return formed
 
     async def _watched(self, work: asyncio.Future[R], broadcast: _Broadcast, what: str) -> R:
-        """Wait for the result of `work`.
+        """Wait for the result of `work`, which is noticed at once.
 
         Raises BroadcastFailedError if a member that has not applied the plan leaves, reports a failure, or exceeds the
         deadline.
         """
         ends = time.monotonic() + broadcast.plan.timeout_s
         while not work.done():
-            await self._read_acks(broadcast)
-            live = {replica.id for replica in await self._receivers()}
-            if gone := broadcast.missing - live:
-                raise BroadcastFailedError(f"{what}: {', '.join(sorted(gone))} left")
-            if time.monotonic() > ends:
+            if broadcast.applied.done():
+                broadcast.check(broadcast.applied, what)
+            if (remaining_s := ends - time.monotonic()) <= 0:
                 names = ", ".join(sorted(broadcast.missing))
                 limit = f"{broadcast.plan.timeout_s:g} s"
                 raise BroadcastFailedError(f"{what} took longer than {limit}; no ack from {names}")
-            await asyncio.wait({work}, timeout=POLL_S)
-        if error := work.exception():
-            raise BroadcastFailedError(f"{what}: {error}") from error
+            watched = {each for each in (work, broadcast.applied) if not each.done()}
+            await asyncio.wait(watched, timeout=remaining_s, return_when=asyncio.FIRST_COMPLETED)
+        broadcast.check(work, what)
         return work.result()
 
-    async def _read_acks(self, broadcast: _Broadcast) -> None:
-        """Process the new acks of this plan. Raises BroadcastFailedError if one reports a failure."""
-        acks = await tail_messages(self._redis, self._keys, self._keys.weight_acks, WeightAck, self._acks_read)
-        for entry, ack in acks:
-            self._acks_read = entry
-            if (ack.generation, ack.version) != (broadcast.plan.generation, broadcast.plan.version):
-                continue
-            if ack.phase == "failed":
-                raise BroadcastFailedError(f"{ack.member} reports: {ack.detail}")
-            broadcast.missing.discard(ack.member)
-        if not broadcast.missing and not broadcast.all_applied.done():
-            broadcast.all_applied.set_result(None)
+    async def _all_applied(self, plan: WeightPlan, missing: set[str]) -> None:
+        """Remove the members that have applied the plan from `missing`, until there are none.
+
+        Raises BroadcastFailedError if one of the others reports a failure, or leaves.
+        """
+        while missing:
+            acks = await tail_messages(
+                self._redis, self._keys, self._keys.weight_acks, WeightAck, self._acks_read, block_s=POLL_S
+            )
+            for entry, ack in acks:
+                self._acks_read = entry
+                if (ack.generation, ack.version) != (plan.generation, plan.version):
+                    continue
+                if ack.phase == "failed":
+                    raise BroadcastFailedError(f"{ack.member} reports: {ack.detail}")
+                missing.discard(ack.member)
+            if missing and (gone := missing - {replica.id for replica in await self._receivers()}):
+                raise BroadcastFailedError(f"{', '.join(sorted(gone))} left")
 
     def _observe(self, phase: str, seconds: float) -> None:
         SYNC_SECONDS.labels(run=self._keys.run, phase=phase).observe(seconds)

@@ -9,16 +9,30 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from learner.training.trainer import Trainer
 from services.contracts import TensorEntry, WeightManifest
-from services.contracts.weight_layout import bucket_layout, checksum, cut_buckets, tensor_bytes
+from services.contracts.weight_layout import bucket_layout, checksum, cut_buckets, empty_bucket, tensor_bytes
 
 MIB = 1 << 20
+
+
+class BucketSums(NamedTuple):
+    """A bucket's checksum, and its sum read as int32, accumulated in int64, of which the digest is made."""
+
+    words: int
+    halves: int
+
+
+def sums_of(bucket: NDArray[np.uint8]) -> BucketSums:
+    """The sums of a bucket (uint8 [a multiple of 16]); other threads run meanwhile."""
+    return BucketSums(checksum(bucket), int(bucket.view(np.int32).sum(dtype=np.int64)))
 
 
 @dataclass(frozen=True)
@@ -26,8 +40,9 @@ class Snapshot:
     """The weights of policy `version`. They never change, so they can be sent while training continues.
 
     buckets: uint8 [bucket bytes] each, in the order and layout of the manifest.
-    checksums: int64 [buckets], the sum of each bucket (`services.contracts.weight_layout`).
-    digest: the fingerprint of the weights, the first 32 hexadecimal digits of the SHA-256 of the checksums.
+    checksums: int64 [buckets], with which a receiver checks each bucket (`services.contracts.weight_layout`).
+    digest: the fingerprint of the weights, which a run's records keep: the first 32 hexadecimal digits of the SHA-256
+    of the buckets' `BucketSums.halves` as int64.
     """
 
     version: int
@@ -37,10 +52,12 @@ class Snapshot:
     digest: str
 
     @classmethod
-    def of(cls, version: int, manifest: WeightManifest, buckets: Sequence[Tensor], sums: Sequence[int]) -> Snapshot:
-        """The snapshot of `buckets`, whose checksums are `sums`. They take long for a large policy, so not here."""
-        checksums = torch.tensor(sums, dtype=torch.int64)
-        digest = hashlib.sha256(checksums.numpy().tobytes()).hexdigest()[:32]
+    def of(
+        cls, version: int, manifest: WeightManifest, buckets: Sequence[Tensor], sums: Sequence[BucketSums]
+    ) -> Snapshot:
+        """The snapshot of `buckets` with their `sums`. These take long for a large policy, so not here."""
+        checksums = torch.tensor([each.words for each in sums], dtype=torch.int64)
+        digest = hashlib.sha256(np.array([each.halves for each in sums], np.int64).tobytes()).hexdigest()[:32]
         return cls(version, manifest, tuple(buckets), checksums, digest)
 
     def numbered(self, version: int) -> Snapshot:
@@ -59,6 +76,13 @@ def _views(entries: tuple[TensorEntry, ...], bucket: Tensor) -> list[Tensor]:
         bucket[offset : offset + tensor_bytes(entry)].view(getattr(torch, entry.dtype)).view(entry.shape)
         for entry, offset in zip(entries, offsets, strict=True)
     ]
+
+
+def _clear_padding(entries: tuple[TensorEntry, ...], bucket: Tensor) -> None:
+    layout = bucket_layout(entries)
+    for entry, offset, end in zip(entries, layout.offsets, (*layout.offsets[1:], layout.size), strict=True):
+        if (filled := offset + tensor_bytes(entry)) < end:
+            bucket[filled:end] = 0
 
 
 def _named(trainer: Trainer) -> dict[str, Any]:
@@ -87,16 +111,17 @@ def take_snapshot(trainer: Trainer, manifest: WeightManifest, version: int, *, k
     """
     named = _named(trainer)
     buckets: list[Tensor] = []
-    sums: list[Future[int]] = []
+    sums: list[Future[BucketSums]] = []
     # A bucket is summed while the next one is copied. All of them are kept in any case, so none waits for its sum.
     with ThreadPoolExecutor(1, thread_name_prefix="checksums") as summing:
         for entries in manifest.buckets:
             parameters = [named[entry.name] for entry in entries]
             with trainer.gathered(parameters):
                 if keep:
-                    bucket = torch.zeros(bucket_layout(entries).size, dtype=torch.uint8)
+                    bucket = torch.from_numpy(empty_bucket(bucket_layout(entries).size))
+                    _clear_padding(entries, bucket)
                     for view, parameter in zip(_views(entries, bucket), parameters, strict=True):
                         view.copy_(parameter.detach())
                     buckets.append(bucket)
-                    sums.append(summing.submit(checksum, bucket.numpy()))
+                    sums.append(summing.submit(sums_of, bucket.numpy()))
     return Snapshot.of(version, manifest, buckets, [found.result() for found in sums]) if keep else None

@@ -13,7 +13,8 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from datetime import timedelta
 from typing import Any, Generic, Protocol, TypeVar
 
 log = logging.getLogger(__name__)
@@ -25,6 +26,7 @@ MET = "all members"
 """The key by which rank 0 says that all members are there."""
 TRANSFER_POLL_S = 0.001
 """As often as torch itself looks whether an NCCL transfer is done."""
+GLOO_LOOK_S = timedelta(seconds=0.02)
 BLOCKING_WAIT = "TORCH_NCCL_BLOCKING_WAIT"
 _environment = threading.Lock()
 
@@ -77,6 +79,23 @@ class Work(Protocol):
 
     def wait(self) -> object:
         """Raise its error, once it has ended."""
+
+
+class GlooTransfer:
+    """A transfer of Gloo, `work`, whose end is noticed at once: a poll's sleep between two buckets is lost time."""
+
+    def __init__(self, work: Any) -> None:
+        self._work = work
+
+    def is_completed(self) -> bool:
+        """Whether it has ended, well or not; waits for that, for at most GLOO_LOOK_S."""
+        with suppress(RuntimeError):  # it goes on, or it has failed, and `wait` raises that
+            self._work.wait(GLOO_LOOK_S)
+        return bool(self._work.is_completed())
+
+    def wait(self) -> object:
+        """Raise its error, once it has ended."""
+        return self._work.wait()
 
 
 class Membership(Generic[G]):
@@ -147,14 +166,21 @@ class Membership(Generic[G]):
 
     def transfer(self, start: Callable[[G], Work]) -> None:
         """Start a transfer in the group, and wait for its end."""
-        ends = time.monotonic() + self.timeout_s
+        self.finish(self.begin(start))
+
+    def begin(self, start: Callable[[G], Work]) -> Work:
+        """Start a transfer in the group."""
         with self._starting:
             with self._lock:
                 group = self._group
             if group is None:
                 raise GroupLeftError(f"rank {self.rank} is in no group")
             self._waits_for = f"a transfer between {self.world} ranks"
-            work = start(group)
+            return start(group)
+
+    def finish(self, work: Work) -> None:
+        """Wait for the end of a transfer that has begun."""
+        ends = time.monotonic() + self.timeout_s
         while not work.is_completed():
             self._check(ends)
             self._left.wait(TRANSFER_POLL_S)

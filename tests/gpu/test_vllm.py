@@ -19,12 +19,12 @@ from learner.algorithm.parity import EngineComparison
 from learner.training.minibatches import PlannedSample, micro_batches
 from learner.training.network.policy import inputs, load_policy
 from learner.weight_sync.broadcast import Rendezvous, send_snapshot
-from learner.weight_sync.snapshot import Snapshot
+from learner.weight_sync.snapshot import Snapshot, sums_of
 from rollout.engine import Generation, RolloutEngine
 from rollout.staging import StagingProgress
 from services.contracts import Sampling, TensorEntry, WeightManifest, WeightPlan
 from services.contracts.weight_group import nccl_environment
-from services.contracts.weight_layout import bucket_layout, checksum, cut_buckets
+from services.contracts.weight_layout import bucket_layout, cut_buckets
 from services.settings import Recipe, parse_recipe
 from services.streams.delivery.payloads import SamplePayload
 from tests.gpu.needs import device, needs, rehearsing
@@ -137,7 +137,7 @@ def snapshot_of(folder: Path, version: int) -> Snapshot:
             raw = named[entry.name].detach().contiguous().view(-1).view(torch.uint8)
             bucket[offset : offset + raw.numel()] = raw
         buckets.append(bucket)
-    return Snapshot.of(version, manifest, buckets, [checksum(bucket.numpy()) for bucket in buckets])
+    return Snapshot.of(version, manifest, buckets, [sums_of(bucket.numpy()) for bucket in buckets])
 
 
 async def update(started: RolloutEngine, rendezvous: Rendezvous, backend: str, snapshot: Snapshot) -> None:

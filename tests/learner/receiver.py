@@ -91,7 +91,7 @@ class Receiver:
             group.broadcast(bucket, 0).wait()
             if number == self._die_after:
                 os.kill(os.getpid(), signal.SIGKILL)
-            sums.append(bucket.view(torch.int32).sum(dtype=torch.int64))
+            sums.append(bucket.view(torch.int64).sum())
             for entry, offset in zip(entries, layout.offsets, strict=True):
                 raw = bucket[offset : offset + tensor_bytes(entry)]
                 found[entry.name] = raw.view(getattr(torch, entry.dtype)).view(entry.shape)

@@ -16,9 +16,9 @@ import pytest
 import torch
 
 from learner.weight_sync.publisher import Publisher
-from learner.weight_sync.snapshot import Snapshot
+from learner.weight_sync.snapshot import Snapshot, sums_of
 from services.contracts import ProcessInfo, TensorEntry, WeightManifest
-from services.contracts.weight_layout import bucket_layout, checksum, cut_buckets
+from services.contracts.weight_layout import bucket_layout, cut_buckets
 from services.settings import WeightsSettings
 from services.streams.keys import RunKeys
 from services.streams.state.events import EventLog
@@ -44,7 +44,7 @@ def snapshot(version: int) -> Snapshot:
         torch.randint(0, 256, (bucket_layout(entries).size,), dtype=torch.uint8, generator=random)
         for entries in manifest.buckets
     )
-    return Snapshot.of(version, manifest, buckets, [checksum(bucket.numpy()) for bucket in buckets])
+    return Snapshot.of(version, manifest, buckets, [sums_of(bucket.numpy()) for bucket in buckets])
 
 
 async def until(condition: Callable[[], bool], what: str, deadline_s: float = 30.0) -> None:

@@ -48,7 +48,7 @@ def flatten(manifest: WeightManifest, weights: Mapping[str, torch.Tensor]) -> li
 
 
 def checksums(buffers: list[torch.Tensor]) -> torch.Tensor:
-    return torch.tensor([int(buffer.view(torch.int32).to(torch.int64).sum()) for buffer in buffers])
+    return torch.tensor([int(buffer.view(torch.int64).sum()) for buffer in buffers])
 
 
 def form(port: int, generation: int, world: int, timeout_s: float) -> Any:

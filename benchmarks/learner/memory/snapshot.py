@@ -26,6 +26,7 @@ from learner.coordinator.publication import Publication
 from learner.rank.worker import RankWorker
 from learner.weight_sync import snapshot
 from learner.weight_sync.publisher import Publisher
+from learner.weight_sync.snapshot import BucketSums
 from services.contracts import ProcessInfo
 from services.process.hosting import Context
 from services.settings import load_recipe
@@ -80,20 +81,20 @@ class Sums:
 @contextmanager
 def watched() -> Iterator[Sums]:
     """Watch the checksums of snapshots during the body."""
-    sums, original = Sums(), snapshot.checksum
+    sums, original = Sums(), snapshot.sums_of
 
-    def checksum(bucket: NDArray[np.uint8]) -> int:
+    def sums_of(bucket: NDArray[np.uint8]) -> BucketSums:
         started = sums.last_started = time.monotonic()
         found = original(bucket)
         sums.threads.append(threading.current_thread().name)
         sums.seconds += time.monotonic() - started
         return found
 
-    snapshot.checksum = checksum
+    snapshot.sums_of = sums_of
     try:
         yield sums
     finally:
-        snapshot.checksum = original
+        snapshot.sums_of = original
 
 
 @dataclass
