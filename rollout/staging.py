@@ -67,8 +67,8 @@ def _views(bucket: tuple[TensorEntry, ...], buffer: torch.Tensor) -> Iterator[tu
 class StagingOptions:
     """How a worker receives: its rank in the broadcast group, backend and device.
 
-    `on_host` moves each bucket to the host's memory as soon as it has arrived. `listener`: the path of the Unix socket
-    that gets a datagram when a staging has ended; "": none.
+    `on_host` moves each bucket to the host's memory as soon as it has arrived. `listener`: the address of the Unix
+    socket that gets a datagram when the staging has ended; "": none.
     """
 
     rank: int

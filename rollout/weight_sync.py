@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-import tempfile
 import time
+import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -49,28 +49,28 @@ class SyncTimes:
 
 
 class EndedStagings(asyncio.DatagramProtocol):
-    """What a replica's workers report on a Unix socket at `path`: `ended` is set when a staging has ended.
+    """What a replica's workers report on a Unix socket: `ended` is set when a staging has ended.
 
-    An engine answers questions only between two decoding steps, so that to ask often would delay it and the answer.
+    An engine answers questions only between two decoding steps, so that to ask often would delay both.
     """
 
     def __init__(self) -> None:
         self.ended = asyncio.Event()
-        self.path = ""
+        # In Linux' abstract namespace: no file remains if this process is killed.
+        self.address = f"\0penstock-staging-{uuid.uuid4().hex}"
 
     @classmethod
     @asynccontextmanager
     async def listening(cls) -> AsyncIterator[EndedStagings]:
         """Listen during the body."""
-        with tempfile.TemporaryDirectory(prefix="penstock-staging-") as folder:
-            path = f"{folder}/ended"
-            loop = asyncio.get_running_loop()
-            transport, found = await loop.create_datagram_endpoint(cls, local_addr=path, family=socket.AF_UNIX)
-            found.path = path
-            try:
-                yield found
-            finally:
-                transport.close()
+        found = cls()
+        transport, _ = await asyncio.get_running_loop().create_datagram_endpoint(
+            lambda: found, local_addr=found.address, family=socket.AF_UNIX
+        )
+        try:
+            yield found
+        finally:
+            transport.close()
 
     def datagram_received(self, data: bytes, addr: Any) -> None:
         """One worker's staging has ended."""
@@ -209,7 +209,7 @@ class WeightFollower:
                     plan.members[self._member],
                     self._recipe.weights.backend,
                     self._recipe.weights.staging == "host",
-                    self._stagings.path,
+                    self._stagings.address,
                     deadline_s=plan.timeout_s,
                 )
                 return await self._wait_staged(plan)

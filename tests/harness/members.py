@@ -71,22 +71,22 @@ class Weights:
 
     def fall(self, moment: str, how: signal.Signals) -> None:
         """From now on, end or stop this process: between meeting and connecting, or in the second transfer."""
-        meet, transfer, transfers = Membership.meet, Membership.transfer, [0]
+        meet, begin, transfers = Membership.meet, Membership.begin, [0]
 
         def meet_and_fall(self: Membership[Any], store: Any) -> None:
             meet(self, store)
             _fall(how)
 
-        def transfer_or_fall(self: Membership[Any], start: Any) -> None:
+        def begin_or_fall(self: Membership[Any], start: Any) -> Any:
             transfers[0] += 1
             if transfers[0] == 2:
                 _fall(how)
-            transfer(self, start)
+            return begin(self, start)
 
         if moment == "forming":
             Membership.meet = meet_and_fall  # type: ignore[method-assign]
         else:
-            Membership.transfer = transfer_or_fall  # type: ignore[method-assign]
+            Membership.begin = begin_or_fall  # type: ignore[method-assign]
 
     def take_part(self, plan: Plan) -> Report:
         """Form the group, and send or receive."""

@@ -1,12 +1,19 @@
-"""Which weight plans a replica follows."""
+"""Which weight plans a replica follows, and how it learns that one is received."""
 
+import asyncio
 from typing import Any
 
-from rollout.weight_sync import WeightFollower
-from services.contracts import EPOCH_SHIFT, WeightPlan
+import torch
+
+from rollout.staging import Staging, StagingOptions
+from rollout.weight_sync import EndedStagings, WeightFollower
+from services.contracts import EPOCH_SHIFT, WeightManifest, WeightPlan
 from services.streams.state.events import EventLog
 from services.streams.state.policy_history import History
+from tests.harness.free_ports import free_port
 from tests.harness.small_run import recipe_document, service_context
+
+HOST = "127.0.0.1"
 
 
 def plan_of(learner: History, number: int, member: str) -> WeightPlan:
@@ -44,3 +51,16 @@ async def test_a_plan_with_an_impossible_generation_is_rejected(redis: Any, run_
         assert follower._next == true
         [(_, letter)] = await EventLog(redis, context.keys, "test").dead_letters()
     assert letter.reason == f"no learner formed group {hostile.generation}"
+
+
+async def test_a_worker_reports_the_end_of_its_staging() -> None:
+    """So that a replica need not ask its engine; one that does not listen any more is no failure."""
+    plan = WeightPlan(generation=1, version=1, host=HOST, port=free_port(), world=2, members={"r": 1}, timeout_s=0.5)
+    async with EndedStagings.listening() as stagings:
+        for listener in (stagings.address, "\0nobody", ""):
+            options = StagingOptions(1, "gloo", torch.device("cpu"), listener=listener)
+            staging = Staging(options, plan, WeightManifest(buckets=()), None)
+            await asyncio.to_thread(staging._thread.join, 60)
+            assert staging.progress.phase == "failed", "no learner serves the plan"
+            async with asyncio.timeout(10):
+                await stagings.ended.wait()
