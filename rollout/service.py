@@ -42,6 +42,16 @@ TASKS, GENERATION = "tasks", "generation"
 `redis-memory`."""
 
 
+def slots(max_sequences: int, group_size: int) -> int:
+    """The number of samples below which a replica leases another task.
+
+    Only unfinished samples count: a group whose other samples have ended would hold their sequences idle until its
+    longest response ends. One group beyond the sequences waits while the next task is leased. Not more: another replica
+    may be free.
+    """
+    return (-(-max_sequences // group_size) + 1) * group_size
+
+
 class RolloutService:
     """One vLLM replica of a run.
 
@@ -94,9 +104,7 @@ class Replica:
         self._next_look = 0.0
         self._transitions = GroupTransitions(context.redis, context.keys, RolloutService.name)
         limits, rollout = context.record.recipe.limits, context.record.recipe.rollout
-        group_size = context.record.recipe.algorithm.group_size
-        # In samples: enough to keep each sequence slot busy while one group ends, no more: waiting tasks grow stale.
-        self._slots = (-(-rollout.max_sequences // group_size) + 1) * group_size
+        self._slots = slots(rollout.max_sequences, context.record.recipe.algorithm.group_size)
         self._consumers = {
             lane: Consumer(
                 context.redis,
@@ -161,8 +169,9 @@ class Replica:
                 waits.pending(GENERATION, f"{len(self._groups)} groups in the engine", patience)
             else:
                 waits.pending(TASKS, "tasks of the sampler", patience, idle=True)
-            if sum(task.message.samples for task in self._groups.values()) >= self._slots:
-                await asyncio.wait(self._groups, timeout=READ_WAIT_S, return_when=asyncio.FIRST_COMPLETED)
+            self._worker.progressed.clear()
+            if sum(map(self._worker.unfinished, self._groups.values())) >= self._slots:
+                await _either(self._worker.progressed.wait(), READ_WAIT_S)
                 continue
             if (task := await self._read()) and not self._works_on(task):
                 self._groups[asyncio.create_task(self._worker.work(task))] = task

@@ -270,12 +270,24 @@ class LeasedTask:
 
 
 class GroupWorker:
-    """Works on leased tasks. Effect: the payload of each sample and its entry in the lane's samples stream, once."""
+    """Works on leased tasks. Effect: the payload of each sample and its entry in the lane's samples stream, once.
+
+    `progressed`: set whenever samples were published, and when a work ends; never cleared here.
+    """
 
     def __init__(self, generator: ResponseGenerator) -> None:
         self._generator = generator
         self._keeper = Keeper(generator.half_drawn)
         self._ending = asyncio.Event()
+        self._unfinished: dict[str, int] = {}
+        self.progressed = asyncio.Event()
+
+    def unfinished(self, task: LeasedTask) -> int:
+        """How many of the task's samples are not published yet; all that it requests, until its work has begun.
+
+        Responses that wait for room in Redis count, so that a replica does not go on to draw more of them.
+        """
+        return self._unfinished.get(task.work, task.message.wanted)
 
     async def keep(self) -> None:
         """Keep what the responses have so far, from time to time, until cancelled."""
@@ -316,10 +328,18 @@ class GroupWorker:
             task.count(TaskResult.RETURNED)
         else:
             task.count(TaskResult.DONE)
+        finally:
+            self._unfinished.pop(task.work, None)
+            self.progressed.set()
+
+    def _progress(self, task: LeasedTask, unfinished: int) -> None:
+        self._unfinished[task.work] = unfinished
+        self.progressed.set()
 
     async def _publish_missing(self, task: LeasedTask) -> Sequence[tuple[Sample, SamplePayload]]:
         """Publish the samples that the group lacks, except the last ones, which it returns; none if it lacks none."""
         missing = await task.missing_samples()
+        self._progress(task, len(missing))
         if not missing:
             return ()
         prompt_ids = self._generator.encoded_prompt(task.message)
@@ -340,6 +360,7 @@ class GroupWorker:
                     if not responses and not failed:
                         return samples
                     await task.publish_samples(samples)
+                    self._progress(task, len(responses))
                     for response in failed:
                         response.result()
                     if ending.done():
