@@ -10,7 +10,8 @@ import pytest
 
 from benchmarks.studies.selection import report
 from benchmarks.studies.selection.__main__ import DRIFTS, WAYS, simulate
-from benchmarks.studies.selection.simulate import POPULATIONS, Scale, Simulation, Way, risen
+from benchmarks.studies.selection.prompts import POPULATIONS, Way, risen
+from benchmarks.studies.selection.simulate import Scale, Simulation
 
 SMALL = Scale(prompts=200, steps=12, groups_per_step=32, in_flight=16)
 

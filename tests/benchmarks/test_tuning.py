@@ -5,10 +5,10 @@ from itertools import pairwise
 
 import pytest
 
-from benchmarks.tuning.__main__ import ASKED, tuned
-from benchmarks.tuning.pipeline import Pipeline
-from benchmarks.tuning.scenarios import EIGHT, LAPTOP, LEARNER_BOUND, SCENARIOS
-from benchmarks.tuning.sweep import best_static
+from benchmarks.simulation.tuning.__main__ import ASKED, tuned
+from benchmarks.simulation.tuning.pipeline import Pipeline
+from benchmarks.simulation.tuning.scenarios import EIGHT, LAPTOP, LEARNER_BOUND, SCENARIOS
+from benchmarks.simulation.tuning.sweep import best_static
 from services.controller.tuning.knobs import Knob, Values
 
 
@@ -35,10 +35,10 @@ def test_the_pipeline_obeys_the_staleness_bound():
     scenario = replace(EIGHT, steps=30, warm_up=10)
     pipeline = Pipeline(scenario, Values(max_inflight_groups=96, max_staleness=2, replicas=4))
     pipeline.run()
-    assert max(signals.staleness for signals, _, _ in pipeline.log) <= 2
-    assert max(signals.in_flight for signals, _, _ in pipeline.log) <= 96
+    assert max(signals.staleness for signals in pipeline.log) <= 2
+    assert max(signals.in_flight for signals in pipeline.log) <= 96
     slow = Pipeline(scenario, Values(max_inflight_groups=96, max_staleness=2, replicas=1)).run()
-    assert slow.idle > pipeline._score().idle + 0.1, "fewer replicas let the learner wait"
+    assert slow.idle > pipeline.score().idle + 0.1, "fewer replicas let the learner wait"
 
 
 def test_a_learner_bound_run_gives_replicas_back():

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from benchmarks.studies.selection.prompts import POPULATIONS, Way
 from benchmarks.studies.selection.report import Runs, draw, table
-from benchmarks.studies.selection.simulate import POPULATIONS, Scale, Simulation, Way
+from benchmarks.studies.selection.simulate import Scale, Simulation
 
 WAYS = (
     Way("uniform"),

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.studies.selection.closed_forms import cost_over, samples_drawn, total_variation
-from benchmarks.studies.selection.simulate import POPULATIONS, Rates, Result, Scale, Way
+from benchmarks.studies.selection.prompts import POPULATIONS, Rates, Way
+from benchmarks.studies.selection.simulate import Result, Scale
 from services.sampler.selection.posterior import mixed
 
 BINS = 20

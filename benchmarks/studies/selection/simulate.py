@@ -5,47 +5,14 @@ Must not contain a selection rule.
 
 from __future__ import annotations
 
-import random
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from itertools import islice
-from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
-from services.contracts import Outcome, Prompt
-from services.sampler.advantage.filtering import KEPT, decide
-from services.sampler.selection.posterior import PassRates, mixed
-from services.sampler.selection.screening import COMPLETE, screen
-from services.sampler.selection.strategies import STRATEGIES, Rule, Selection
+from benchmarks.studies.selection.prompts import Drawn, KnownPrompts, Way
+from services.sampler.advantage.filtering import KEPT
+from services.sampler.selection.posterior import mixed
+from services.sampler.selection.screening import COMPLETE
 from services.settings.algorithm.sampling import SelectionSettings as Defaults
-
-Rates = NDArray[np.float64]
-
-
-def u_shaped(rng: np.random.Generator, prompts: int) -> Rates:
-    """Beta(1/2, 1/2): most prompts are solved almost always or almost never."""
-    return rng.beta(0.5, 0.5, prompts)
-
-
-def mostly_impossible(rng: np.random.Generator, prompts: int) -> Rates:
-    """Of ten prompts, seven are never solved, at any step, and one always. The pass rates of the others are uniform."""
-    kind = rng.random(prompts)
-    return np.where(kind < 0.7, 0.0, np.where(kind < 0.8, 1.0, rng.random(prompts)))
-
-
-POPULATIONS: Mapping[str, Callable[[np.random.Generator, int], Rates]] = {
-    "U-shaped": u_shaped,
-    "mostly impossible": mostly_impossible,
-}
-
-
-def risen(rates: Rates, drift: float) -> Rates:
-    """The pass rates after a rollout step, which raises the logit of each by `drift`. 0 and 1 do not change."""
-    odds: Rates = np.exp(drift) * rates
-    return odds / (odds + (1.0 - rates))
 
 
 @dataclass(frozen=True)
@@ -66,35 +33,6 @@ class Scale:
     exploration: float = Defaults().exploration
 
 
-class Way(NamedTuple):
-    """One way to select prompts: an entry of STRATEGIES and, if it screens, the number of samples in the screen.
-
-    `again`: the same way with other answers, which shows how much of a difference is chance.
-    """
-
-    strategy: str
-    screen_samples: int = 4
-    again: bool = False
-
-    @property
-    def screens(self) -> bool:
-        """Whether a group is judged before it is complete."""
-        return STRATEGIES[self.strategy].screens
-
-    @property
-    def title(self) -> str:
-        """Its name in tables."""
-        return f"{self.strategy}{f' {self.screen_samples}' if self.screens else ''}{' (again)' if self.again else ''}"
-
-
-class Drawn(NamedTuple):
-    """An in-flight group: its prompt, the pass rate when it was drawn, and the rollout step of its policy."""
-
-    prompt: str
-    rate: float
-    step: int
-
-
 @dataclass
 class Result:
     """The result of one simulation. `samples`: by rollout step. `kept_rates`: pass rates of trained groups when drawn.
@@ -113,12 +51,10 @@ class Simulation:
     """One simulation. `result` grows with each rollout step. All ways see the same prompts for the same seed."""
 
     def __init__(self, population: str, way: Way, scale: Scale, seed: int) -> None:
-        self._rates = POPULATIONS[population](np.random.default_rng(seed), scale.prompts)
-        self._answers = random.Random(f"{seed}:{way.title}")
-        self._way, self._scale, self._step = way, scale, 0
-        self._posterior = PassRates(scale.half_life)
-        prompts = tuple(Prompt(id=str(place), messages=(), verifier="", reference={}) for place in range(scale.prompts))
-        self._selection = Selection(prompts, seed, self._posterior, Rule(scale.group_size, scale.exploration))
+        self._prompts = KnownPrompts(
+            population, way, scale.prompts, scale.group_size, seed, scale.half_life, scale.exploration
+        )
+        self._scale, self._step = scale, 0
         self._in_flight: deque[Drawn] = deque()
         self.result = Result()
 
@@ -137,26 +73,26 @@ class Simulation:
                 self._in_flight.append(self._draw())
             kept += self._judge(self._in_flight.popleft())
         self._step += 1
-        self._rates = risen(self._rates, self._scale.drift)
+        self._prompts.rise(self._scale.drift)
 
     def _draw(self) -> Drawn:
-        prompt = self._selection.next(self._way.strategy, self._step, {group.prompt for group in self._in_flight}).id
-        rate = float(self._rates[int(prompt)])
-        self.result.believed.append(self._posterior.of(prompt, self._step).mixed(self._scale.group_size))
-        self.result.true.append(mixed(rate, self._scale.group_size))
-        return Drawn(prompt, rate, self._step)
+        drawn = self._prompts.draw(self._step, {group.prompt for group in self._in_flight})
+        posterior = self._prompts.posterior.of(drawn.prompt, self._step)
+        self.result.believed.append(posterior.mixed(self._scale.group_size))
+        self.result.true.append(mixed(drawn.rate, self._scale.group_size))
+        return drawn
 
     def _judge(self, drawn: Drawn) -> bool:
         """Generate and judge a group. Returns whether it is kept."""
-        size = self._scale.group_size
-        answers = (Outcome.CORRECT if self._answers.random() < drawn.rate else Outcome.WRONG for _ in range(size))
-        outcomes = list(islice(answers, self._way.screen_samples)) if self._way.screens else []
-        if not outcomes or screen(outcomes, size, size) == COMPLETE:
-            outcomes += answers
-        self._posterior.observe(drawn.prompt, outcomes.count(Outcome.CORRECT), len(outcomes), drawn.step)
+        prompts = self._prompts
+        outcomes = prompts.answers(drawn, prompts.screened)
+        if (decision := prompts.decide(outcomes)) == COMPLETE:
+            outcomes += prompts.answers(drawn, prompts.size - len(outcomes))
+            decision = prompts.decide(outcomes)
+        prompts.observe(drawn, outcomes)
         self.result.samples[-1] += len(outcomes)
-        kept = len(outcomes) == size and decide(outcomes, size, enabled=True) == KEPT
-        if kept:
-            self.result.kept_rates.append(drawn.rate)
-            self.result.trained[drawn.prompt] += 1
-        return kept
+        if decision != KEPT:
+            return False
+        self.result.kept_rates.append(drawn.rate)
+        self.result.trained[drawn.prompt] += 1
+        return True

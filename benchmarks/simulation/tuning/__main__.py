@@ -1,4 +1,6 @@
-"""Owns the comparison on the simulated pipeline. `python -m benchmarks.tuning [--scenario WORDS]`; takes five minutes.
+"""Owns the comparison on the simulated pipeline: `python -m benchmarks.simulation.tuning [--scenario WORDS]`.
+
+It takes five minutes.
 
 Must not decide what is good: it prints the best static setting of a sweep beside what tuning reached from a bad one.
 """
@@ -9,9 +11,9 @@ import argparse
 import sys
 import time
 
-from benchmarks.tuning.pipeline import Pipeline, Score
-from benchmarks.tuning.scenarios import SCENARIOS, Scenario
-from benchmarks.tuning.sweep import best_static
+from benchmarks.simulation.tuning.pipeline import Pipeline, Score
+from benchmarks.simulation.tuning.scenarios import SCENARIOS, Scenario
+from benchmarks.simulation.tuning.sweep import best_static
 from services.controller.tuning.policy import Policy
 
 ASKED = 0.95
@@ -35,7 +37,7 @@ def row(name: str, score: Score) -> str:
 
 def main() -> int:
     """Print, per scenario, the best static setting and tuning from two seeds; exit status 1 below the share asked."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.tuning", description=main.__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.simulation.tuning", description=main.__doc__)
     parser.add_argument("--scenario", default="", help="only scenarios whose name contains these words")
     parser.add_argument("--moves", action="store_true", help="print every decision")
     arguments = parser.parse_args()

@@ -2,11 +2,11 @@
 
 Must not compare with other machines, nor across runs: a block's neighbours saw the same load.
 
-`python -m benchmarks.tuning.laptop` sweeps the static settings twice, lets tuning start from a bad one until it has
-converged, and then trains tuned blocks and blocks of the sweep's best setting in turn: the best of several noisy means
-looks better than it is, so it is measured again beside what it is compared with. The first rollout steps of a block are
-not counted, because the pipeline still holds groups of the previous one. Fifteen minutes on two idle cores; the result
-is `results/laptop.json`.
+`python -m benchmarks.simulation.tuning.laptop` sweeps the static settings twice, lets tuning start from a bad one until
+it has converged, and then trains tuned blocks and blocks of the sweep's best setting in turn: the best of several noisy
+means looks better than it is, so it is measured again beside what it is compared with. The first rollout steps of a
+block are not counted, because the pipeline still holds groups of the previous one. Fifteen minutes on two idle cores;
+the result is `results/laptop.json`.
 """
 
 from __future__ import annotations
@@ -203,7 +203,7 @@ def compare(observed: Observed) -> dict[str, Any]:
 
 def main() -> int:
     """Measure and print; exit status 1 if tuning is more than 5 % below the best static setting."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.tuning.laptop", description=main.__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.simulation.tuning.laptop", description=main.__doc__)
     parser.add_argument("--results", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     steps = UNCOUNTED + (SWEEPS * len(STATIC) + 2 * PAIRS) * BLOCK + CONVERGING + 50

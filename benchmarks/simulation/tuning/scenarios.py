@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from benchmarks.tuning.replica import Engine
+from benchmarks.simulation.lengths import Lengths
+from benchmarks.simulation.replica import Engine
 from services.controller.tuning.knobs import Bounds, Knob, Rules, Values
 
 
@@ -50,6 +51,10 @@ class Scenario:
     longest: int = 16384
     steps: int = 160
     warm_up: int = 70
+
+    def lengths(self, progress: float) -> Lengths:
+        """The lengths of responses after a share of the run, 0 to 1."""
+        return Lengths(self.length.at(progress), self.spread, self.longest)
 
     @property
     def rules(self) -> Rules:

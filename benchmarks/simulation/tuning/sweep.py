@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from benchmarks.tuning.pipeline import Pipeline, Score
-from benchmarks.tuning.scenarios import Scenario
+from benchmarks.simulation.tuning.pipeline import Pipeline, Score
+from benchmarks.simulation.tuning.scenarios import Scenario
 from services.controller.tuning.knobs import Knob, Values
 
 FACTORS = (1.0, 1.4, 2.0, 3.0)
