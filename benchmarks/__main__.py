@@ -38,6 +38,11 @@ BENCHMARKS: dict[str, Benchmark] = {
         "what moving groups costs, beside redis-py, many pending groups and ended runs",
         "4 minutes",
     ),
+    "fleet": Benchmark(
+        "benchmarks.simulation.fleet.__main__",
+        "how well are 1 to 4,096 replicas used, and what is saturated first?",
+        "6 minutes",
+    ),
     "verdicts": Benchmark(
         "benchmarks.verifier.verdicts.speed", "verdicts per second and core, beside math-verify alone", "1 minute"
     ),

@@ -98,6 +98,11 @@ class Bench:
         """A counter of the training lane."""
         return int(self.redis.hget(self.key("counters"), name) or 0)
 
+    def traffic(self) -> tuple[int, int]:
+        """Bytes that the server has received and sent so far."""
+        stats: Any = self.redis.info("stats")
+        return stats["total_net_input_bytes"], stats["total_net_output_bytes"]
+
     def entries(self, stream: str) -> int:
         """How many entries a stream has ever had."""
         return int(self.redis.xinfo_stream(self.key(stream))["entries-added"]) if self._exists(stream) else 0
