@@ -1,11 +1,11 @@
-"""Owns the cases in which the trainer must compute the same gradient. Run as a program, it is one rank.
+"""Owns the cases in which the trainer must compute the same gradient, and the work of a rank that computes it.
 
 Must not compute the expected gradient; `dense` does. Not used outside tests.
 """
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -100,19 +100,18 @@ EVERY_COMMIT_TWO_RANKS = {
 """The other cases are marked slow. They cover no other code, only each stage with each kind of data."""
 
 
-def main(folder: str, rank: str, world: str, port: str, out: str, *names: str) -> int:
-    """Run the named cases as one rank of `world`. Rank 0 writes the results of each case. Returns the exit status."""
+def end(folder: Path, out: Path, names: Sequence[str], rank: int, world: int, port: int) -> None:
+    """Run the named cases as one rank of `world`, and exit. Rank 0 writes the results of each case."""
+    end_with(lambda: _run(folder, out, names, Ranks(rank, world, "127.0.0.1", port, timeout_s=300)))
+
+
+def _run(folder: Path, out: Path, names: Sequence[str], ranks: Ranks) -> int:
     torch.set_num_threads(1)
-    ranks = Ranks(int(rank), int(world), "127.0.0.1", int(port), timeout_s=300)
     for name in names:
-        found, trained = run_case(Path(folder), (CASES | STEPS)[name], ranks)
+        found, trained = run_case(folder, (CASES | STEPS)[name], ranks)
         if ranks.rank == 0:
             numbers = trained.metrics | {"first_loss": trained.optimizer[0].loss or 0.0}
             metrics = {f"metric.{key}": torch.tensor([value], dtype=torch.float64) for key, value in numbers.items()}
-            save_file(found | metrics, f"{out}/{name}.safetensors")
+            save_file(found | metrics, out / f"{name}.safetensors")
     leave(ranks)
     return 0
-
-
-if __name__ == "__main__":
-    end_with(lambda: main(*sys.argv[1:]))

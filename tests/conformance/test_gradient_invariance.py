@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import socket
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,10 +16,11 @@ from learner.algorithm.loss import HISTOGRAMS, PERCENTILES
 from learner.training.process_group import Ranks
 from learner.training.results import Trained
 from learner.training.trainer import leave
-from tests.conformance import dense
+from tests.conformance import dense, invariance
 from tests.conformance.faults import FAULTS
 from tests.conformance.invariance import CASES, EVERY_COMMIT_ONE_RANK, EVERY_COMMIT_TWO_RANKS, STEPS
 from tests.conformance.rounding import Bound, Exact, Gradient, Problem, check, difference
+from tests.harness.forked_ranks import check_ranks_succeed
 from tests.harness.tiny_model import write_tiny_model
 from tests.learner.cases import (
     CHUNK_TOKENS,
@@ -38,13 +35,12 @@ from tests.learner.cases import (
     step_data,
 )
 
-ROOT = Path(__file__).parents[2]
 RANKS_S = 800
 """Time limit for two ranks to run all cases: many times what they need."""
 
 # DeepSpeed uses deprecated parts of torch.
 pytestmark = [
-    pytest.mark.xdist_group("gradient-invariance"),
+    pytest.mark.xdist_group("forked-ranks"),
     pytest.mark.timeout(RANKS_S + 100),
     pytest.mark.filterwarnings("ignore::DeprecationWarning:(torch|deepspeed)"),
     pytest.mark.filterwarnings("ignore::FutureWarning:(torch|deepspeed)"),
@@ -99,32 +95,8 @@ def double(policy: Path, tmp_path_factory: pytest.TempPathFactory, request: pyte
     asking = [item for item in request.session.items if item.path == request.path and "double" in item.fixturenames]
     names = sorted({item.callspec.params["name"] for item in asking})
     out = tmp_path_factory.mktemp("two-ranks")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(ROOT),
-        "TORCH_EXTENSIONS_DIR": str(out / "extensions"),
-        "OMP_NUM_THREADS": "1",
-    }
-    program = str(ROOT / "tests/conformance/invariance.py")
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, program, str(policy), str(rank), "2", str(port), str(out), *names],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        outputs = [rank.communicate(timeout=RANKS_S)[0] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(outputs)
+    work = partial(invariance.end, policy, out, names)
+    check_ranks_succeed(work, 2, RANKS_S, TORCH_EXTENSIONS_DIR=str(out / "extensions"))
     assert not (out / "extensions").exists(), "DeepSpeed compiled something"
     return {name: load_file(out / f"{name}.safetensors") for name in names}
 

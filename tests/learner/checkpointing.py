@@ -6,7 +6,6 @@ Must not be used outside tests.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -107,15 +106,6 @@ class Slow:
             yield chunk
             self.begun.set()
             assert self.go.wait(60), "`go` was not set within 60 s"
-
-
-class Endless:
-    """A state that never ends."""
-
-    def chunks(self) -> Iterator[memoryview]:
-        while True:
-            yield memoryview(bytes(1 << 18))
-            time.sleep(0.01)
 
 
 def archive_with(folder: Path, steps: int) -> RunArchive:

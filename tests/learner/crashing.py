@@ -9,6 +9,7 @@ import os
 import shutil
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,22 @@ class Bytes:
 
     def chunks(self) -> Iterator[memoryview]:
         yield from (memoryview(bytes([self._seed]) * 1000) for _ in range(3))
+
+
+class Endless:
+    """A state that never ends."""
+
+    def chunks(self) -> Iterator[memoryview]:
+        while True:
+            yield memoryview(bytes(1 << 18))
+            time.sleep(0.01)
+
+
+def write_forever(folder: str) -> None:
+    """The work of a process that a test kills: the checkpoint of step 4, which never ends."""
+    checkpoints = Checkpoints(RunArchive(Path(folder)))
+    name = checkpoints.partial.start(4, WRITER)
+    checkpoints.partial.write(name, 0, Endless(), NEVER)
 
 
 def write(folder: Path, step: int, ranks: int = 2) -> None:

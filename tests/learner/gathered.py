@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from learner.training.process_group import Ranks
+from learner.training.process_group import Ranks, end_with
 from learner.training.trainer import Trainer, leave
 from tests.learner.cases import EVERYTHING, Case, large_for_zero, run_case
 
@@ -62,6 +62,11 @@ def _counted(gather: Any, names: dict[int, str], passes: list[Pass]) -> Any:
         return gather(together, *arguments, **named)
 
     return counted
+
+
+def end(folder: str, out: str, rank: int, world: int, port: int) -> None:
+    """Be a rank, see `main`, and exit with its status."""
+    end_with(lambda: main(folder, out, rank, world, port))
 
 
 def main(folder: str, out: str, rank: int, world: int, port: int) -> int:

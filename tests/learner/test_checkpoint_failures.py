@@ -19,7 +19,7 @@ from learner.archive import RunArchive
 from learner.checkpoint.manager import Checkpoints
 from learner.checkpoint.manifest import CheckpointError
 from tests.learner import crashing
-from tests.learner.checkpointing import NEVER, Endless, archive_with, block_of, header, names, save
+from tests.learner.checkpointing import NEVER, archive_with, block_of, header, names, save
 from tests.learner.committed import WRITER
 from tests.learner.running import ROOT
 
@@ -111,7 +111,7 @@ def test_a_folder_that_cannot_be_made_fails_the_checkpoint(archive: RunArchive, 
 
 def test_after_a_kill_during_a_write_the_previous_one_is_used(archive: RunArchive, checkpoints: Checkpoints) -> None:
     before = save(checkpoints, header(2), block_of(1000))
-    code = f"from tests.learner.test_checkpoint_failures import write_forever; write_forever({str(archive.folder)!r})"
+    code = f"from tests.learner.crashing import write_forever; write_forever({str(archive.folder)!r})"
     process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)})
     try:
         partial = being_written(archive, process)
@@ -134,13 +134,6 @@ def being_written(archive: RunArchive, process: subprocess.Popen[bytes]) -> str:
         assert process.poll() is None, "the writer ended"
         assert time.monotonic() < ends, "the writer wrote less than 1 MiB in 240 s"
         time.sleep(0.01)
-
-
-def write_forever(folder: str) -> None:
-    """The work of the process that the test kills."""
-    checkpoints = Checkpoints(RunArchive(Path(folder)))
-    name = checkpoints.partial.start(4, WRITER)
-    checkpoints.partial.write(name, 0, Endless(), NEVER)
 
 
 def test_dying_at_any_call_leaves_only_intact_checkpoints(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,12 +16,13 @@ from torch import Tensor
 from learner.training.minibatches import filler
 from tests.conformance import dense
 from tests.conformance.rounding import Gradient, Problem, check, difference, length, unit
+from tests.harness.forked_ranks import check_ranks_succeed
 from tests.harness.tiny_model import write_tiny_model
+from tests.learner import gathered
 from tests.learner.cases import CHUNK_TOKENS, micro_batches_of, proximal_of, recipe, scaled, step_data
 from tests.learner.gathered import CASES, Pass
-from tests.learner.running import end_ranks, start_programs
 
-pytestmark = [pytest.mark.timeout(400), pytest.mark.xdist_group("gathers")]
+pytestmark = [pytest.mark.timeout(400), pytest.mark.xdist_group("forked-ranks")]
 
 GATHERS = 2
 """Of each parameter in a micro-batch that is trained: for the forward pass, and for the backward pass. The head
@@ -50,16 +52,7 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def results(policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Results:
     out = tmp_path_factory.mktemp("gathered")
-    code = (
-        "from learner.training.process_group import end_with; from tests.learner.gathered import main; "
-        f"end_with(lambda: main({str(policy)!r}, {str(out)!r}, {{rank}}, {{world}}, {{port}}))"
-    )
-    programs = start_programs(code, 2)
-    try:
-        ended = [program.wait(300) for program in programs]
-    finally:
-        end_ranks(programs)
-    assert ended == [0, 0], "\n".join(program.output() for program in programs)
+    check_ranks_succeed(partial(gathered.end, str(policy), str(out)), 2, 300)
     passes = {
         name: [
             [Pass(**entry) for entry in json.loads((out / f"{name}.rank-{rank}.json").read_text())] for rank in range(2)

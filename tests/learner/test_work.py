@@ -26,8 +26,9 @@ from services.streams.delivery.payloads import fetch, pack
 from services.streams.keys import RunKeys
 from services.streams.state.events import EventLog
 from tests.harness.small_run import service_context
-from tests.learner.checkpointing import Endless, Slow
+from tests.learner.checkpointing import Slow
 from tests.learner.committed import WRITER, record_of
+from tests.learner.crashing import Endless
 from tests.learner.running import (
     drain_ranks,
     draw_batch,

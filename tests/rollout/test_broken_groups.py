@@ -25,6 +25,7 @@ from tests.harness.broken_groups import FALLS, Fall, check_ranks, check_weights
 from tests.harness.members import TENSOR_BYTES, Member, Plan
 from tests.harness.small_run import recipe_document
 
+pytestmark = pytest.mark.xdist_group("forked-ranks")
 WORLD = 3
 LONG_S = 120.0
 HEADER = "include/torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp"

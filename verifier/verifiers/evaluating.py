@@ -15,12 +15,17 @@ import ast
 import inspect
 import re
 import sys
+import unicodedata
 from collections.abc import Callable, Iterator
 from functools import cache
 from types import ModuleType
 
 EVALUATORS = frozenset({"eval", "exec", "compile", "__import__", "import_module", "loads_pickle", "safe_eval"})
 EVALUATING_PACKAGES = frozenset({"sympy", "numexpr", "z3", "pickle", "marshal", "importlib", "subprocess"})
+
+NAMES_ONE = re.compile(rf"\b(?:{'|'.join(sorted(EVALUATORS | EVALUATING_PACKAGES))})\b")
+"""A source without any of these evaluates nothing. A search is many times as fast as a parse, and every warm parent
+reads the source of each task before it is ready."""
 
 ELEMENTARY = frozenset(
     (
@@ -102,7 +107,10 @@ def evaluates(task: str) -> bool:
 @cache
 def _reaches_evaluator(module: ModuleType, start: str) -> bool:
     """Whether a function of this name in the module, or one that it calls there by name, evaluates text."""
-    tree = ast.parse(inspect.getsource(module))
+    source = inspect.getsource(module)
+    if not NAMES_ONE.search(unicodedata.normalize("NFKC", source)):  # as Python reads names in other letters
+        return False
+    tree = ast.parse(source)
     found: dict[str, list[ast.AST]] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):

@@ -6,6 +6,7 @@ import random
 import threading
 import time
 from collections import Counter
+from functools import cache
 from http.client import HTTPConnection
 from urllib.parse import quote
 
@@ -24,17 +25,15 @@ from services.settings import Recipe
 from services.streams.connection.client import connect
 from services.streams.state.runs import RunRecords
 from tests.harness.api_access import ACCESS, HEADERS
+from tests.harness.each import each
 from tests.harness.free_ports import free_port
 from tests.harness.servers.redis_servers import embedded_server
 from tests.harness.small_run import recipe_document
 
 RUN = "schemathesis"
 DEADLINE_S = 20.0
-APP = create_app(None, ACCESS)
-SCHEMA, PLAIN = (schemathesis.openapi.from_dict(APP.openapi()) for _ in range(2))
-for made in (SCHEMA, PLAIN):
-    made.config.checks.negative_data_rejection.expected_statuses += ["408", "412", "413"]
-PLAIN.config.phases.coverage.enabled = False  # of a recipe's schema it makes thousands of requests
+SCHEMA, PLAIN = (schemathesis.pytest.from_fixture(name) for name in ("documented", "without_coverage"))
+"""Their requests are made when a test runs: it takes seconds, and every test process would make them."""
 checks.load_all_checks()
 EXCLUDED = [
     checks.CHECKS.get_one("positive_data_acceptance"),  # a recipe has rules that no JSON schema can express
@@ -63,6 +62,29 @@ HOSTILE = (
     "",
 )
 """Digits that are none of ours, NUL, a lone surrogate, numbers without bound, paths."""
+
+
+@cache
+def _app():
+    return create_app(None, ACCESS)
+
+
+def _schema(coverage=True):
+    made = schemathesis.openapi.from_dict(_app().openapi())
+    made.config.checks.negative_data_rejection.expected_statuses += ["408", "412", "413"]
+    made.config.phases.coverage.enabled = coverage
+    return made
+
+
+@pytest.fixture(scope="module")
+def documented():
+    return _schema()
+
+
+@pytest.fixture(scope="module")
+def without_coverage():
+    """Of a recipe's schema the coverage makes thousands of requests."""
+    return _schema(coverage=False)
 
 
 async def _serve(redis_url, port, started):
@@ -155,18 +177,19 @@ LIFE = (
     ("PATCH", "/v1/runs/{run}", {"priority": 7}),
     ("POST", "/v1/runs/{run}/archive", None),
     ("DELETE", "/v1/runs/{run}", None),
-    *(("GET", path, None) for path, known in SCHEMA.raw_schema["paths"].items() if "{run}" in path and "get" in known),
 )
 ENDS = {"POST /v1/runs/{run}/cancel": RunState.CANCELLED}
 """What a controller, which is not there, would make of a request that was accepted."""
 
 
-def _walk(redis_url, address, seed, steps):
+def _walk(documented, redis_url, address, seed, steps):
     """Requests one after the other about runs that earlier ones made, changed, ended or deleted; by call and status."""
     chosen, answered, runs = random.Random(seed), Counter(), []
+    paths = documented.raw_schema["paths"].items()
+    life = [*LIFE, *(("GET", path, None) for path, known in paths if "{run}" in path and "get" in known)]
 
     def ask(method, path, body, **parts):
-        operation = SCHEMA[path][method]
+        operation = documented[path][method]
         case = operation.Case(path_parameters=parts or {}, **({} if body is None else {"body": body}))
         case.media_type = None if body is None else "application/json"
         answer = case.call(base_url=address, headers=HEADERS, timeout=DEADLINE_S)
@@ -178,7 +201,7 @@ def _walk(redis_url, address, seed, steps):
         if not runs or chosen.random() < 0.04:
             runs.append(ask("POST", "/v1/runs", {"recipe": recipe_document("/none")}).json()["id"])
             continue
-        method, path, body = chosen.choice(LIFE)
+        method, path, body = chosen.choice(life)
         run, others = chosen.choice(runs), {"group": "g0", "name": "step-000001", "file": "a.json", "process": "p"}
         parts = {name: value for name, value in others.items() if f"{{{name}}}" in path}
         status = ask(method, path, body, run=run, **parts).status_code
@@ -197,8 +220,8 @@ async def _end(redis_url, run, state):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
-def test_the_lives_of_runs_are_as_documented(redis_url, address, seed):
-    answered = _walk(redis_url, address, seed, steps=500)
+def test_the_lives_of_runs_are_as_documented(documented, redis_url, address, seed):
+    answered = _walk(documented, redis_url, address, seed, steps=500)
     for called, status in (
         ("POST /v1/runs/{run}/clone", 201),
         ("POST /v1/runs/{run}/cancel", 202),
@@ -213,9 +236,9 @@ def test_the_lives_of_runs_are_as_documented(redis_url, address, seed):
 
 
 def _operations():
-    for path, operations in APP.openapi()["paths"].items():
+    for path, operations in _app().openapi()["paths"].items():
         for method, operation in operations.items():
-            yield pytest.param(method.upper(), path, operation, id=operation["operationId"])
+            yield method.upper(), path, operation
 
 
 def _asked(address, method, path, headers=None, body=None):
@@ -233,7 +256,7 @@ def _quoted(value):
     return quote(value.encode("utf-8", "surrogatepass"), safe="")
 
 
-@pytest.mark.parametrize(("method", "path", "operation"), list(_operations()))
+@each("method, path, operation", _operations, called=lambda case: case[2]["operationId"])
 def test_hostile_values_are_4xx(address, method, path, operation):
     """In the path and in each parameter; a header takes only what HTTP can carry."""
     named = path.replace("{run}", RUN)
@@ -262,11 +285,13 @@ BODIES = [
 ]
 
 
-@pytest.mark.parametrize("body", range(len(BODIES)))
-@pytest.mark.parametrize(
-    ("method", "path", "operation"), [each for each in _operations() if "requestBody" in each.values[2]]
-)
-def test_hostile_bodies_are_4xx(address, method, path, operation, body):
+def _with_bodies():
+    taking = [each for each in _operations() if "requestBody" in each[2]]
+    return [(method, path, body) for method, path, _ in taking for body in range(len(BODIES))]
+
+
+@each("method, path, body", _with_bodies)
+def test_hostile_bodies_are_4xx(address, method, path, body):
     json_only = {"content-type": "application/json"}
     status, content = _asked(address, method, path.replace("{run}", RUN), json_only, BODIES[body])
     assert status < 500, content[:500]

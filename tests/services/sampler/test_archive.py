@@ -33,6 +33,8 @@ from tests.harness.small_run import recipe_document, service_context
 from tests.services.driven import BODY, STATE, DrivenRun, sample_of, task_of
 from verifier.service import VerifierService
 
+pytestmark = pytest.mark.usefixtures("loaded_once")
+
 
 class Archiving:
     """A driven run beside its archivist, which is called by hand, and a reader of the archive."""

@@ -25,6 +25,8 @@ from tests.harness.hand_fleet import DEADLINE_S, HandFleet, HandLearner, evaluat
 from tests.harness.small_run import recipe_document, service_context
 from verifier.service import VerifierService
 
+pytestmark = pytest.mark.usefixtures("loaded_once")
+
 
 def test_a_task_is_sampled_as_the_recipe_says():
     document = recipe_document("/model", rollout={"temperature": 0.8, "top_p": 0.7, "top_k": 20, "max_new_tokens": 9})

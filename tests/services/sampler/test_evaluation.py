@@ -25,6 +25,8 @@ from tests.services.sampler.archiving import evaluate
 from tests.services.sampler.judged import answered_group
 from verifier.service import VerifierService
 
+pytestmark = pytest.mark.usefixtures("loaded_once")
+
 C, W, U = Outcome.CORRECT, Outcome.WRONG, Outcome.UNKNOWN
 
 

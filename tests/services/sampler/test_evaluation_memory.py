@@ -26,7 +26,7 @@ from tests.services.sampler.test_evaluation import PROMPTS
 from tests.services.sampler.test_memory import PatientFleet, events_of
 from verifier.service import VerifierService
 
-pytestmark = pytest.mark.usefixtures("quick")
+pytestmark = pytest.mark.usefixtures("quick", "loaded_once")
 SERVICES = ("sampler", "verifier", "rollout")
 
 

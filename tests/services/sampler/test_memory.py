@@ -30,7 +30,7 @@ from tests.services.sampler.archiving import evaluate
 from tests.services.sampler.test_evaluation import PROMPTS
 from verifier.service import VerifierService
 
-pytestmark = pytest.mark.usefixtures("quick")
+pytestmark = pytest.mark.usefixtures("quick", "loaded_once")
 
 
 def events_of(events, phase):

@@ -48,6 +48,7 @@ async def test_run_of_three_steps_reconciles(redis, run_id, max_staleness):
     assert 0.2 < evaluations["before"].accuracy < 0.8
 
 
+@pytest.mark.usefixtures("loaded_once")
 async def test_a_replaced_sampler_neither_loses_nor_repeats_a_group(redis, run_id):
     document = recipe_document("/none", limits={"rollout_steps": 4})
     keys = RunKeys(run_id)
@@ -74,6 +75,7 @@ async def test_a_replaced_sampler_neither_loses_nor_repeats_a_group(redis, run_i
     assert len(set(names)) == len(names) == 16
 
 
+@pytest.mark.usefixtures("loaded_once")
 async def test_pass_rates_age_by_steps_not_by_publications(redis, run_id):
     """The learner's restarts published the weights of step 0 again and again, up to version 70."""
     document = recipe_document("/none", limits={"rollout_steps": 1}, evaluation={"samples": 1})
@@ -95,6 +97,7 @@ async def test_pass_rates_age_by_steps_not_by_publications(redis, run_id):
     assert {EVIDENCE.unpack(b64decode(entry))[2] for entry in posteriors} <= {0, 1}
 
 
+@pytest.mark.usefixtures("loaded_once")
 async def test_the_run_continues_after_a_dead_lettered_task(redis, run_id):
     document = recipe_document("/none", limits={"rollout_steps": 1})
     keys = RunKeys(run_id)
@@ -123,6 +126,7 @@ def level_of(run):
     return REGISTRY.get_sample_value("penstock_starvation_level", {"run": run})
 
 
+@pytest.mark.usefixtures("loaded_once")
 async def test_a_starving_run_escalates_to_a_pause_until_resumed(redis, run_id):
     levels = {"widen_after": 1, "boundary_after": 2, "partial_after": 3, "pause_after": 4}
     document = recipe_document(
@@ -173,6 +177,7 @@ async def test_a_starving_run_escalates_to_a_pause_until_resumed(redis, run_id):
     assert [len(batch.groups) for batch in learner.batches] == [4]
 
 
+@pytest.mark.usefixtures("loaded_once")
 async def test_few_kept_groups_make_a_partial_batch(redis, run_id):
     levels = {"widen_after": None, "boundary_after": None, "partial_after": 2, "pause_after": None}
     document = recipe_document(
@@ -198,6 +203,7 @@ async def test_few_kept_groups_make_a_partial_batch(redis, run_id):
     assert batch.sampling_metrics["groups_missing"] == 4 - len(batch.groups)
 
 
+@pytest.mark.usefixtures("loaded_once")
 async def test_screening_completes_only_mixed_groups(redis, run_id):
     chosen = {"strategy": "screen", "screen_samples": 2}
     document = recipe_document(
@@ -229,6 +235,7 @@ async def test_screening_completes_only_mixed_groups(redis, run_id):
     assert all(batch.sampling_metrics["rollout_tokens_per_trained_token"] > 0 for batch in learner.batches)
 
 
+@pytest.mark.usefixtures("loaded_once")
 async def test_an_orphaned_group_is_released_as_dead(redis, run_id, monkeypatch):
     monkeypatch.setattr("services.sampler.watches.audit.EVERY_S", 0.5)
     document = recipe_document("/none", limits={"rollout_steps": 1}, evaluation={"samples": 1})

@@ -20,6 +20,8 @@ from tests.services.sampler.loading import load_set
 from verifier.references import CHECKS
 from verifier.verifiers.registry import VERIFIERS
 
+pytestmark = pytest.mark.usefixtures("loaded_once")
+
 ONE_DIGIT = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
 INSTRUCTION = "Think first, and put the result behind Answer:"
 

@@ -18,6 +18,8 @@ from tests.harness.hand_fleet import STALENESS, HandFleet, HandLearner, evaluate
 from tests.harness.small_run import recipe_document, service_context
 from verifier.service import VerifierService
 
+pytestmark = pytest.mark.usefixtures("loaded_once")
+
 
 class LateLearner(HandLearner):
     """Takes no batch before `may` is set."""

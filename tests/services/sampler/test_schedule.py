@@ -17,6 +17,8 @@ from tests.harness.small_run import recipe_document, service_context
 from tests.services.sampler.judged import answered_group
 from verifier.service import VerifierService
 
+pytestmark = pytest.mark.usefixtures("loaded_once")
+
 
 @pytest.mark.parametrize(
     ("every", "total", "known", "version", "due"),

@@ -8,6 +8,7 @@ import pytest
 import reasoning_gym
 from reasoning_gym import factory
 
+from tests.harness.each import each
 from tests.verifier.sandbox.attacks import ATTACKS
 from verifier.verifiers.evaluating import evaluates, is_plain
 from verifier.verifiers.reasoning_gym import evaluating_tasks, judge
@@ -70,7 +71,7 @@ def test_a_scorer_that_compiles_an_answer_is_found(task):
             assert evaluates(task), f"{task} compiled {compiled}"
 
 
-@pytest.mark.parametrize("task", evaluating_tasks())
+@each("task", evaluating_tasks)
 def test_the_oracles_answers_are_never_refused(task):
     for entry in entries(task):
         found = judge(f"<answer>{entry['answer']}</answer>", {"task": task, "entry": entry}, {})
@@ -79,8 +80,8 @@ def test_the_oracles_answers_are_never_refused(task):
         assert found.score == 1.0, (entry["answer"], found)
 
 
-@pytest.mark.parametrize("task", evaluating_tasks())
 @pytest.mark.parametrize("form", ["exec({!r})", "[exec({!r})]", "[exec][0]({!r})+5!", "(exec)({!r})+5!"])
+@each("task", evaluating_tasks)
 def test_a_hostile_text_is_not_evaluated(task, form):
     for code in ATTACKS.values():
         answer = form.format(code)
@@ -151,7 +152,7 @@ def test_puzzle24_needs_the_given_numbers():
     assert (found.correct, found.score, found.reason) == (False, 0.0, "it does not use the given numbers once each")
 
 
-@pytest.mark.parametrize("task", evaluating_tasks())
+@each("task", evaluating_tasks)
 def test_a_refused_answer_is_wrong(task):
     entry = entries(task)[0]
     found = judge("<answer>__import__('os')</answer>", {"task": task, "entry": entry}, {})

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import tempfile
+from functools import cache
 from pathlib import Path
 
 import httpx
@@ -25,7 +26,6 @@ from tests.harness.free_ports import free_port
 from tests.harness.small_run import recipe_document
 
 APP = create_app(None, ACCESS)
-DOCUMENT = APP.openapi()
 JSON = {"content-type": "application/json"}
 OPERATIONS = [pytest.param(route, method, id=route.name) for route, method in documented(APP)]
 NAME = "step-000001.e0001-learner.00000000"
@@ -33,13 +33,19 @@ BAD = "²"
 """No number, no flag, no cursor, and no date."""
 
 
+@cache
+def document():
+    """Made when a test needs it: it takes a second, and every test process imports this file."""
+    return APP.openapi()
+
+
 def example_body(route, method):
-    content = DOCUMENT["paths"][route.path_format][method.lower()].get("requestBody", {}).get("content")
+    content = document()["paths"][route.path_format][method.lower()].get("requestBody", {}).get("content")
     if content is None:
         return None
     text = json.dumps(content)
     name = text.split(PREFIX)[1].split('"')[0]
-    return json.dumps(DOCUMENT["components"]["schemas"][name]["examples"][0])
+    return json.dumps(document()["components"]["schemas"][name]["examples"][0])
 
 
 class NoKeys(TokenAccess):
