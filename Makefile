@@ -10,7 +10,7 @@ export PYTHONUNBUFFERED := 1
 # Every process of a run imports the same large libraries; without byte code each process would compile them.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all tools check helm format test-system test-gpu bench-gpu test-cluster test-kind mutations chaos chaos-stub compare-trl install clean
+.PHONY: demo test test-all tools check types style imports helm format test-system test-gpu bench-gpu test-cluster test-kind mutations chaos chaos-stub compare-trl install clean
 
 demo: install
 	$(BIN)/penstock demo
@@ -32,10 +32,18 @@ test-all: check tools
 tools: install
 	$(BIN)/python -m tests.harness.programs $(VENV)/tools
 
-check: install helm
+# Two at once: mypy, which takes longest, uses one core.
+check: install
+	$(MAKE) --no-print-directory --jobs 2 $(if $(filter output-sync,$(.FEATURES)),--output-sync=target) types style imports helm
+
+types: install
+	$(BIN)/mypy
+
+style: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+
+imports: install
 	$(BIN)/lint-imports
 	$(BIN)/python -m deploy.cli.reference --check
 

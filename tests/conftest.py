@@ -6,11 +6,13 @@ Must not stand in for anything real.
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 import shutil
 import tempfile
 import uuid
 from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -39,6 +41,23 @@ os.environ.setdefault(
 # The same examples each time, on a machine of any speed; pytest-timeout bounds each test.
 hypothesis.settings.register_profile("tests", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("tests")
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Processes that start together share the compilation of test files, of which a fresh clone has no byte code.
+
+    Each imports its own part first, and finds the byte code of the other parts when it collects.
+    """
+    worker = getattr(session.config, "workerinput", None)
+    if worker is None:
+        return
+    tests, root = Path(__file__).parent, session.config.rootpath
+    chosen = [Path(argument.partition("::")[0]).absolute() for argument in session.config.args]
+    files = [file for file in sorted(tests.rglob("test_*.py")) if any(file.is_relative_to(path) for path in chosen)]
+    for file in files[int(worker["workerid"].removeprefix("gw")) :: worker["workercount"]]:
+        # pytest imports it again when it collects it, and reports what is wrong with it.
+        with suppress(Exception, pytest.skip.Exception):
+            importlib.import_module(".".join(file.relative_to(root).with_suffix("").parts))
 
 
 GROUPS_FIRST = ("ray", "vllm")

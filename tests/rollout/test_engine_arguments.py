@@ -18,8 +18,10 @@ import os
 from rollout.engine import _environment
 from services.settings import parse_recipe
 from tests.harness.small_run import recipe_document
-with _environment(parse_recipe(recipe_document("/m"))):
-    print(os.environ["TORCHINDUCTOR_CACHE_DIR"])
+for given in ({}, {"TORCHINDUCTOR_CACHE_DIR": "/elsewhere"}):
+    os.environ.update(given)
+    with _environment(parse_recipe(recipe_document("/m"))):
+        print(os.environ["TORCHINDUCTOR_CACHE_DIR"])
 """
 
 
@@ -64,19 +66,16 @@ async def test_a_run_of_an_earlier_release_with_top_p_does_not_start():
         await RolloutEngine.start(stored, "/m", [], "rollout-0")
 
 
-@pytest.mark.parametrize("given", [None, "/elsewhere"])
-def test_compiled_code_is_cached_per_instruction_set(given):
+def test_compiled_code_is_cached_per_instruction_set():
     """The last part of the folder; with ATEN_CPU_CAPABILITY=default it is the same on every processor."""
     environment = {**os.environ, "ATEN_CPU_CAPABILITY": "default", "PYTHONPATH": str(ROOT)}
     environment.pop("TORCHINDUCTOR_CACHE_DIR", None)
-    if given:
-        environment["TORCHINDUCTOR_CACHE_DIR"] = given
     done = subprocess.run(
         [sys.executable, "-c", PRINT_CACHE], env=environment, stdout=subprocess.PIPE, text=True, check=True
     )
-    folder = Path(done.stdout.strip())
-    assert folder.name == "DEFAULT"
-    assert given is None or folder.parent == Path(given)
+    own, given = map(Path, done.stdout.split())
+    assert own.name == given.name == "DEFAULT"
+    assert given.parent == Path("/elsewhere") != own.parent
 
 
 @pytest.mark.parametrize(("gpus", "tensor_parallel", "alone"), [(0, 1, True), (0, 2, False), (1, 1, False)])

@@ -31,6 +31,7 @@ def zero(**arguments: Any) -> dict[str, Any]:
     return {"learner": {"zero_stage": 3, "deepspeed": {"zero_optimization": arguments}}}
 
 
+@pytest.mark.xdist_group("vllm")  # which this process then imports, and so another need not
 @pytest.mark.filterwarnings("ignore")
 def test_the_table_is_that_of_the_installed_engines() -> None:
     """After an upgrade: read the differences, decide, and run `python -m tests.harness.engine_table`."""
