@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from tests.harness.program_starts import Start, started
+
 MODULES = ["services.sampler", "verifier", "rollout", "learner"]
 UNKNOWN = (None, "run 'no-such-run' does not exist")
 UNREACHABLE = ("redis://:secret@127.0.0.1:1/0", "127.0.0.1:1/0 cannot be reached")
@@ -55,16 +57,16 @@ MISSING = ("", "--redis: no value, and PENSTOCK_REDIS is not set; expected redis
 
 
 @pytest.mark.parametrize(
-    ("module", "address", "message"),
+    ("module", "cases"),
     [
-        *(("services.sampler", *case) for case in (UNREACHABLE, INVALID, MISSING)),
-        *(("services.api", *case) for case in (INVALID, MISSING)),
-        pytest.param("services.api", *UNREACHABLE, marks=pytest.mark.slow),
+        ("services.sampler", (UNREACHABLE, INVALID, MISSING)),
+        ("services.api", (INVALID, MISSING)),
+        pytest.param("services.api", (UNREACHABLE,), marks=pytest.mark.slow),
     ],
 )
-def test_the_address_of_redis_defaults_to_the_variable(module, address, message, access):
-    command = [sys.executable, "-m", module, *(["--run", "no-such-run"] if module != "services.api" else [])]
-    environment = {**os.environ, **access, "PENSTOCK_REDIS": address}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environment)
-    assert (done.returncode, "secret" in done.stderr, "Traceback" in done.stderr) == (2, False, False)
-    assert message in done.stderr.splitlines()[-1]
+def test_the_address_of_redis_defaults_to_the_variable(module, cases, access):
+    arguments = ["--run", "no-such-run"] if module != "services.api" else []
+    ends = started(module, [Start(arguments, {**access, "PENSTOCK_REDIS": address}) for address, _ in cases])
+    for (_, message), (status, _, errors) in zip(cases, ends, strict=True):
+        assert (status, "secret" in errors, "Traceback" in errors) == (2, False, False)
+        assert message in errors.splitlines()[-1]

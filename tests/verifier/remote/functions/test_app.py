@@ -15,6 +15,7 @@ import pytest
 from pydantic import SecretStr
 
 from services.settings.rewards.kinds import PythonReward
+from tests.harness.program_starts import Start, started
 from verifier.remote.faults import RemoteSetupError
 from verifier.remote.functions.files import FILE_BYTES, FileStore, digest_of
 from verifier.remote.functions.function_judge import FunctionJudge
@@ -114,14 +115,12 @@ def test_the_least_recently_used_file_is_dropped() -> None:
     assert store.missing({"a": first, "b": second, "c": third}) == [second]
 
 
-@pytest.mark.parametrize("listen", ["unix:", "8080", "host:", "host:0", "host:99999", ":80"])
-def test_an_address_that_is_not_valid_is_an_error(listen: str) -> None:
-    command = [sys.executable, "-m", "verifier.remote.functions", "--listen", listen]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert (ended.returncode, ended.stderr) == (
-        2,
-        f"--listen: {listen!r} is not valid: expected unix:PATH or HOST:PORT\n",
-    )
+def test_an_address_that_is_not_valid_is_an_error() -> None:
+    given = ["unix:", "8080", "host:", "host:0", "host:99999", ":80"]
+    ends = started("verifier.remote.functions", [Start(["--listen", listen]) for listen in given])
+    for listen, end in zip(given, ends, strict=True):
+        expected = f"--listen: {listen!r} is not valid: expected unix:PATH or HOST:PORT\n"
+        assert (end.status, end.errors) == (2, expected)
 
 
 def test_a_server_needs_a_secret() -> None:
