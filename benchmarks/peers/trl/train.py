@@ -40,7 +40,7 @@ from benchmarks.peers.trl.configuration import grpo_arguments
 from benchmarks.peers.trl.record import Spent, TrainingRecord, average_at, due, spent, write
 from verifier.verifiers.reasoning_gym import judge
 
-MICRO_BATCH, THREADS = 32, 2
+MICRO_BATCH, THREADS = 16, 2
 EVALUATED_AT_ONCE = 64
 """Responses of an evaluation that are generated together."""
 
