@@ -1,4 +1,4 @@
-"""Owns the held-out accuracy of saved weights, whoever trained them: the same program, sampling and judge for all.
+"""Owns the held-out accuracy of saved weights, by one program with one sampling and one judge.
 
 Must not be timed. Run as a program:
 
