@@ -84,8 +84,9 @@ def test_a_group_writes_tasks_and_verdicts_twice() -> None:
 
 
 def test_the_largest_of_a_repeat_is_divided_by_its_smallest() -> None:
-    part = command.of_pending({100: [Share(0.25, 0.25), Share(0.5, 0.5)], 1000: [Share(0.5, 0.25), Share(0.25, 0.25)]})
-    *each, flat = part.figures
+    found = {100: [Share(0.25, 0.25), Share(0.5, 0.5)], 1000: [Share(0.5, 0.25), Share(0.25, 0.25)]}
+    *each, flat, archived = command.of_pending(found, [Share(1.0, 0.5)]).figures
+    assert archived.values == (1.5,)
     assert [figure.values for figure in each] == [(0.5, 1.0), (0.75, 0.5)]
     assert flat.values == (1.5, 2.0)
     assert flat.missed
