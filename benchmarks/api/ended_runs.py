@@ -96,6 +96,7 @@ async def measure(folder: Path, sizes: Sequence[int], times: int) -> AsyncIterat
         await redis.aclose()
     finally:
         server.stop()
+        server.close()
 
 
 async def _cost(redis: Redis, folder: Path, api: httpx.AsyncClient, times: int) -> Cost:
