@@ -11,7 +11,7 @@ from statistics import fmean
 import pytest
 
 from benchmarks.simulation.clock import Clock
-from benchmarks.simulation.fleet import saturation
+from benchmarks.simulation.fleet import saturation, study
 from benchmarks.simulation.fleet.__main__ import main
 from benchmarks.simulation.fleet.costs import Costs
 from benchmarks.simulation.fleet.result import Result, pipeline, simulate
@@ -117,7 +117,11 @@ def test_the_dearest_part_is_saturated_first(small: Result) -> None:
     assert "100% of it keeps half-drawn responses" in found.then
 
 
-def test_the_command_prints_every_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_every_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(study, "EPOCHS_WARM_UP", 1)
+    monkeypatch.setattr(study, "BOUNDS", (1, 8))
     small = ["--scales", "1,4", "--groups", "16", "--steps", "2", "--repeats", "1", "--seconds", "0"]
     assert main([*small, "--out", str(tmp_path)]) in (0, 1)
     printed = capsys.readouterr().out

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from contextlib import AsyncExitStack
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,12 +28,14 @@ from services.streams.state.events import EventLog
 from services.streams.state.group_state import GroupTransitions
 from services.streams.state.heartbeat import Heartbeat, live_processes
 from services.waits import Waits
-from tests.harness.servers.redis_servers import embedded_server
+from tests.harness.servers.redis_servers import start_server
 from tests.harness.small_run import recipe_document, service_context
 from tests.rollout.hand_sampler import task
 
 SAMPLES = 16
 FILTERED = 0.28
+TOGETHER, KEPT_TIMES = 64, 60
+"""Groups whose half-drawn responses are kept at once; how often."""
 PROMPT_IDS = np.arange(64, dtype=np.int32)
 
 
@@ -63,8 +66,8 @@ def measure(folder: Path, seconds: float, tokens: int, pieces: int, tokens_per_s
     `seconds`: how long groups are moved; `replicas`: how many heartbeats are looked at.
     """
     group = steady.measure(folder, seconds, rollout=("--response-tokens", str(tokens)), filtered=FILTERED)
-    keep_s, keep_in = asyncio.run(_keep(pieces, tokens_per_s))
-    look_s, look_redis_s, look_out = asyncio.run(_look(replicas))
+    keep_s, keep_in = asyncio.run(_keep(folder / "keep", pieces, tokens_per_s))
+    look_s, look_redis_s, look_out = asyncio.run(_look(folder / "look", replicas))
     return Costs(
         group.cpu_s["sampler"],
         group.cpu_s["verifier"],
@@ -79,24 +82,45 @@ def measure(folder: Path, seconds: float, tokens: int, pieces: int, tokens_per_s
     )
 
 
-async def _keep(pieces: int, tokens: int, calls: int = 400) -> tuple[float, float]:
-    """CPU seconds of Redis, and bytes, per call that keeps `tokens` more tokens of each response."""
-    with embedded_server() as server:
-        redis: Any = await connect(f"redis://127.0.0.1:{server.port}/0")
+@contextmanager
+def _server(folder: Path) -> Iterator[tuple[int, str]]:
+    """A server's pid and address."""
+    folder.mkdir()
+    server = start_server(folder, "--appendfsync", "always")
+    try:
+        yield server.process.pid, f"redis://127.0.0.1:{server.port}/0"
+    finally:
+        server.stop()
+
+
+async def _keep(folder: Path, pieces: int, tokens: int) -> tuple[float, float]:
+    """CPU seconds of Redis, and bytes, per call that keeps `tokens` more tokens of each response.
+
+    TOGETHER groups call at once, as those of a fleet do: what Redis writes to its disk is written together.
+    """
+    with _server(folder) as (pid, url):
+        redis: Any = await connect(url)
         async with service_context(redis, "keep", recipe_document("/none"), "rollout") as context:
             transitions = await GroupTransitions.fenced(redis, context.keys, "sampler")
-            await transitions.dispatch(Lane.TRAIN, [task("g0", SAMPLES, tokens=100_000)], None)
+            names = [f"g{number}" for number in range(TOGETHER)]
+            await transitions.dispatch(Lane.TRAIN, [task(name, SAMPLES, tokens=100_000) for name in names], None)
             stream = context.keys.lane(Lane.TRAIN).tasks
             consumer = Consumer(redis, context.keys, stream, "rollout", "me", Task, 600.0, 5)
             await consumer.open()
-            [delivery] = await consumer.read(1, 1.0)
-            before, bytes_before = cpu_s(server.process.pid), await _traffic(redis)
-            for call in range(calls):
-                more = [_piece(index, call * tokens, tokens) for index in range(pieces)]
-                await keep_partials(redis, context.keys, delivery.lease, "g0", more, PROMPT_IDS, 5)
-            spent, traffic = cpu_s(server.process.pid) - before, await _traffic(redis)
+            leases = [delivery.lease for delivery in await consumer.read(TOGETHER, 1.0)]
+            before, traffic = cpu_s(pid), await _traffic(redis)
+            for turn in range(KEPT_TIMES):
+                more = [_piece(index, turn * tokens, tokens) for index in range(pieces)]
+                calls = (
+                    keep_partials(redis, context.keys, lease, name, more, PROMPT_IDS, 5)
+                    for lease, name in zip(leases, names, strict=True)
+                )
+                kept = await asyncio.gather(*calls)
+                assert kept == [[(turn + 1) * tokens] * pieces] * TOGETHER
+            spent, received = cpu_s(pid) - before, (await _traffic(redis))[0] - traffic[0]
         await redis.aclose()
-    return spent / calls, (traffic[0] - bytes_before[0]) / calls
+    count = TOGETHER * KEPT_TIMES
+    return spent / count, received / count
 
 
 def _piece(index: int, start: int, tokens: int) -> Piece:
@@ -105,10 +129,10 @@ def _piece(index: int, start: int, tokens: int) -> Piece:
     return Piece(index, "attempt", 0, start, Partial(drawn, 1.0))
 
 
-async def _look(replicas: int, looks: int = 20) -> tuple[float, float, float]:
+async def _look(folder: Path, replicas: int, looks: int = 20) -> tuple[float, float, float]:
     """CPU seconds of the one who looks and of Redis, and bytes, per heartbeat looked at."""
-    with embedded_server() as server:
-        redis: Any = await connect(f"redis://127.0.0.1:{server.port}/0")
+    with _server(folder) as (pid, url):
+        redis: Any = await connect(url)
         async with (
             service_context(redis, "look", recipe_document("/none"), "learner") as context,
             AsyncExitStack() as all_of,
@@ -126,11 +150,11 @@ async def _look(replicas: int, looks: int = 20) -> tuple[float, float, float]:
                 )
                 log = EventLog(redis, context.keys, "rollout")
                 await all_of.enter_async_context(Heartbeat(redis, info, Waits(), log))
-            before, mine, traffic = cpu_s(server.process.pid), time.process_time(), await _traffic(redis)
+            before, mine, traffic = cpu_s(pid), time.process_time(), await _traffic(redis)
             for _ in range(looks):
                 found = await live_processes(redis, "look")
                 assert len(found) > replicas
-            mine, theirs = time.process_time() - mine, cpu_s(server.process.pid) - before
+            mine, theirs = time.process_time() - mine, cpu_s(pid) - before
             sent = (await _traffic(redis))[1] - traffic[1]
         await redis.aclose()
     count = looks * replicas

@@ -14,7 +14,8 @@ from benchmarks.simulation.fleet.tasks import FleetTasks
 from benchmarks.simulation.pipeline import Pipeline
 from benchmarks.studies.selection.prompts import KnownPrompts
 
-UNLIMITED = 10**9
+IN_FLIGHT = 4
+"""limits.max_inflight_groups, in batches for each of max_staleness + 1: more than the slots need, unless starved."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,8 @@ def pipeline(setup: Setup, steps: int) -> tuple[Pipeline, FleetTasks]:
     """The run, not started, and its groups."""
     prompts = KnownPrompts(setup.population, setup.way, setup.prompts, GROUP, setup.seed)
     tasks = FleetTasks(prompts, setup.lengths, setup.seed)
-    return Pipeline(setup.plan(steps), tasks, setup.replicas, UNLIMITED, setup.max_staleness, setup.seed), tasks
+    limit = IN_FLIGHT * setup.batch * (setup.max_staleness + 1)
+    return Pipeline(setup.plan(steps), tasks, setup.replicas, limit, setup.max_staleness, setup.seed), tasks
 
 
 def simulate(setup: Setup, measured: int, warm_up: int = 0) -> Result:

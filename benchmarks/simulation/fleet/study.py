@@ -15,11 +15,13 @@ from benchmarks.studies.selection.prompts import POPULATIONS, Way
 GROWTH = 6
 WAYS = (Way("uniform"), Way("boundary"), Way("screen", 4), Way("screen", 8))
 BOUNDS = (1, 2, 4, 6, 8, 12)
-SYNCHRONOUS = 1024
+SYNCHRONOUS = 256
 """The largest fleet that is simulated synchronously too."""
-EPOCHS_WARM_UP = 40
+EPOCHS_WARM_UP = 25
 """Rollout steps before selections are compared: `boundary` knows nothing in the first pass over the prompts."""
 FACTORS = (1, 2, 3)
+FEWER = 8
+"""Batches that are so many times as large as the base's are counted for half as many rollout steps."""
 
 
 @dataclass
@@ -49,7 +51,8 @@ def study(scales: Sequence[int], groups: int, steps: int, seeds: int, report: Ca
     base = Setup(max(1, groups // PER_REPLICA), groups)
 
     def run(setup: Setup, measured: int = steps, warm_up: int = 0) -> Result:
-        found = simulate(setup, measured, warm_up)
+        counted = measured if setup.batch < FEWER * groups else max(1, measured // 2)
+        found = simulate(setup, counted, warm_up)
         report(
             f"{setup.replicas:>5} replicas, batch {setup.batch:>5}, {setup.way.title}, {setup.population}, "
             f"max_staleness {setup.max_staleness}, {setup.refill} x {setup.batch_factor}: {found.groups_per_s:.3f} "
