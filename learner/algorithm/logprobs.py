@@ -94,7 +94,7 @@ def _of_chunk(
     elif logits.untyped_storage().data_ptr() == hidden.untyped_storage().data_ptr():
         logits = logits.clone()  # they are the caller's, and must not be overwritten
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    chosen, entropy = _Distribution.apply(logits, targets, temperature, entropy_gradient)
+    chosen, entropy = _Distribution.apply(logits, targets, temperature, entropy_gradient)  # type: ignore[no-untyped-call]
     return chosen, entropy
 
 
