@@ -81,11 +81,16 @@ ACTIONS = (
 
 
 @pytest.mark.parametrize(
-    ("state", "each"), [(RunState.FAILED, 5), pytest.param(RunState.RUNNING, 1, marks=pytest.mark.slow)]
+    ("state", "each"),
+    [
+        (RunState.FAILED, len(HOSTILE)),
+        pytest.param(RunState.FAILED, 5, marks=pytest.mark.slow),
+        pytest.param(RunState.RUNNING, 1, marks=pytest.mark.slow),
+    ],
 )
 @pytest.mark.parametrize("field", FIELDS)
 async def test_a_record_damaged_in_any_field_is_shown(api, redis, run_id, field, state, each):
-    """With each value, or with every fifth: over all fields, every value comes up."""
+    """With each value, or with every `each`-th: over all fields, every value comes up."""
     await submitted(api, redis, run_id)
     for number, value in list(enumerate(HOSTILE))[FIELDS.index(field) % each :: each]:
         run = f"{run_id}-{number}"

@@ -7,7 +7,8 @@ import pytest
 from services.contracts import RunState
 from services.settings.cluster_limits import VARIABLE
 from services.streams.keys import RunKeys
-from services.streams.runs.edits import BUDGET, EDITABLE, EDITS_KEPT
+from services.streams.runs import edits
+from services.streams.runs.edits import BUDGET, EDITABLE
 from services.streams.state.runs import RunRecords
 from tests.services.api.submitting import submitted
 
@@ -113,14 +114,15 @@ async def test_concurrent_edits_are_all_kept(api, redis, run_id):
     assert len(record.edits) == 3
 
 
-async def test_the_first_learning_rate_outlives_many_edits(api, redis, run_id):
+async def test_the_first_learning_rate_outlives_many_edits(api, redis, run_id, monkeypatch):
+    monkeypatch.setattr(edits, "EDITS_KEPT", kept := 12)
     route = await submitted(api, redis, run_id)
-    for number in range(1, EDITS_KEPT + 10):
+    for number in range(1, kept + 10):
         assert (await api.patch(route, json={"learner.learning_rate": number * 1e-5})).status_code == 202
     record = await RunRecords(redis).get(run_id)
-    assert len(record.edits) == EDITS_KEPT
+    assert len(record.edits) == kept
     assert record.first_learning_rate == 1e-3
-    assert record.recipe.learner.learning_rate == pytest.approx((EDITS_KEPT + 9) * 1e-5)
+    assert record.recipe.learner.learning_rate == pytest.approx((kept + 9) * 1e-5)
 
 
 @pytest.mark.parametrize(("state", "status"), [(RunState.FAILED, 202), (RunState.SUCCEEDED, 409)])
