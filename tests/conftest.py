@@ -1,4 +1,4 @@
-"""Owns the fixtures that tests share: a real Valkey, tiny models, a run record, a hosted service.
+"""Owns the fixtures that tests share: a real Valkey, tiny models, a run record, verifiers, a hosted service.
 
 Must not stand in for anything real.
 """
@@ -197,6 +197,22 @@ def own_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Ser
             monkeypatch.setenv(name, value)
         monkeypatch.setenv("PENSTOCK_STORE", f"s3://{BUCKET}/own")
         yield server
+
+
+@pytest.fixture(scope="session")
+def lasting_verifiers() -> Iterator[Any]:
+    """What `loaded_once` lets tests share."""
+    from tests.harness.loaded_once import LoadedOnce
+
+    once = LoadedOnce()
+    yield once
+    once.end()
+
+
+@pytest.fixture
+def loaded_once(lasting_verifiers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The samplers and verifiers of a test load no library of their own: for tests of neither's start."""
+    lasting_verifiers.use(monkeypatch)
 
 
 @pytest.fixture

@@ -26,6 +26,7 @@ from tests.harness.small_run import recipe_document
 from tests.harness.tiny_model import write_tiny_model
 from tests.learner.committed import WRITER
 
+pytestmark = pytest.mark.usefixtures("loaded_once")
 RUN = "tiny-1"
 ROWS = [{"question": f"What is {n} + {n}?", "answer": 2 * n} for n in range(12)]
 LENIENT = """\

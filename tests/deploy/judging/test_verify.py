@@ -17,6 +17,7 @@ from deploy.cli.judging import local_judging
 from deploy.cli.main import app
 from tests.harness.small_run import recipe_document
 
+pytestmark = pytest.mark.usefixtures("loaded_once")
 RIGHT, WRONG = {"response": r"so \boxed{5}", "answer": "5"}, {"response": r"so \boxed{6}", "answer": 5}
 REWARDS = """\
 def score(prompt, response, reference, metadata):

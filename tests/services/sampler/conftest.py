@@ -1,24 +1,9 @@
-"""Owns a server that is short of memory, quicker measurements of it, and verifiers that are loaded once.
+"""Owns a server that is short of memory, and quicker measurements of it.
 
 Must not start a service.
 """
 
 import pytest
-
-from tests.harness.loaded_once import LoadedOnce
-
-
-@pytest.fixture(scope="session")
-def _lasting():
-    once = LoadedOnce()
-    yield once
-    once.end()
-
-
-@pytest.fixture
-def loaded_once(_lasting, monkeypatch):
-    """The samplers and verifiers of a test load no library of their own: for tests of neither's start."""
-    _lasting.use(monkeypatch)
 
 
 @pytest.fixture(autouse=True)
