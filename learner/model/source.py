@@ -10,7 +10,9 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache as keep_results
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -148,6 +150,32 @@ def _dequantised(package: str, folder: Path) -> Path:
 
 def _write(source: Path, folder: Path) -> None:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    with _read_once():
+        _convert(source, folder)
+
+
+@contextmanager
+def _read_once() -> Iterator[None]:
+    """Keep what gguf has read of a file: transformers asks for it three times, each of which takes 2 s.
+
+    It asks for the table of tensor names once per module of the network. Only for the body, and not beside another
+    thread that reads such files.
+    """
+    import gguf
+
+    names = ("GGUFReader", "get_tensor_name_map")
+    before = {name: getattr(gguf, name) for name in names}
+    for name in names:
+        setattr(gguf, name, keep_results(before[name]))
+    try:
+        yield
+    finally:
+        for name in names:
+            setattr(gguf, name, before[name])
+
+
+def _convert(source: Path, folder: Path) -> None:
+    """Write the model in a GGUF file as a Hugging Face folder of fp32 weights."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
