@@ -37,9 +37,11 @@ class LearnerService:
 
     async def run(self, context: Context) -> None:
         """Train until the run's rollout steps are done, then serve joining replicas until `stopping`, and drain."""
+        await context.heartbeat.update(state="starting")
+        if await context.model() is None:
+            return
         self._context = context
         self._worker = RankWorker(context, self._rank, self._world, self._master)
-        await context.heartbeat.update(state="starting")
         try:
             await context.event_log.write("starting", f"rank {self._rank} of {self._world} loads the policy")
             deadline_s = context.record.recipe.limits.startup_timeout_s

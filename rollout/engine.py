@@ -7,39 +7,28 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
-import os
-import tempfile
-import threading
 import zlib
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from rollout.nuclei import WideNucleusError, nuclei_of
+from rollout.processes.environment import TRANSFER_BACKEND, core_process, engine_environment
 from services.contracts import Sampling, VersionSpan, nucleus_limit
-from services.contracts.listening import LOOPBACK, advertised_host, socket_environment
-from services.contracts.weight_group import nccl_environment
 from services.settings import Recipe, RecipeError
 from services.streams.delivery.drawn import DrawnTokens, spans_within
 from services.streams.delivery.nucleus import Nuclei
 
 log = logging.getLogger(__name__)
 
-TRANSFER_BACKEND = "penstock"
-OWNER_VARIABLE = "PENSTOCK_ENGINE_OWNER"
 # Tokens per KV block on CPU, whose attention accepts only multiples of 32. vLLM's default there is 128, with which a
 # prompt of 50 tokens is never shared by its group. SmolLM2 fp32, one thread, 8 groups of 8 over 50-token
 # prompts, 24 tokens each: prefill 9.4 s and 103 tok/s with 128; 3.4 s and 142 tok/s with 32.
 BLOCK_SIZE = 32
 RPC_DEADLINE_S = 60.0
-
-_environment_lock = threading.Lock()
 
 
 class EngineError(RuntimeError):
@@ -64,63 +53,6 @@ class Generation:
     spans: tuple[VersionSpan, ...]
     finish_reason: str
     nuclei: Nuclei | None = None
-
-
-@contextmanager
-def _environment(recipe: Recipe) -> Iterator[None]:
-    """Set the variables that the engine's processes inherit at their start; restore them in this process afterwards.
-
-    vLLM sets LD_PRELOAD, which must not reach processes that this process starts later.
-    """
-    wanted = {
-        # The learner shares the cores: threads are not bound, and idle OpenMP threads sleep instead of spinning.
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "OMP_NUM_THREADS": str(recipe.rollout.threads),
-        "OMP_WAIT_POLICY": "PASSIVE",
-        # A weight sync lays every weight out again, in new memory: page faults of 4 KiB took most of its pause.
-        "THP_MEM_ALLOC_ENABLE": "1",
-        "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "ERROR"),
-        "HF_HUB_OFFLINE": "1",
-        # stop() kills the processes, so the tracker removes their shared memory: intended, hence no warning.
-        "PYTHONWARNINGS": ",".join(filter(None, (os.environ.get("PYTHONWARNINGS"), "ignore:resource_tracker"))),
-        "TORCHINDUCTOR_CACHE_DIR": _compile_cache(),
-        "VLLM_ENGINE_READY_TIMEOUT_S": str(math.ceil(recipe.limits.startup_timeout_s)),
-        OWNER_VARIABLE: str(os.getpid()),
-        # Its processes are all on this machine.
-        "VLLM_HOST_IP": LOOPBACK,
-        "VLLM_LOOPBACK_IP": LOOPBACK,
-        **socket_environment(advertised_host()),
-        **nccl_environment(recipe.weights.timeout_s),
-    }
-    if recipe.rollout.gpus == 0 and recipe.rollout.tensor_parallel == 1:
-        # One process, as on one GPU. vLLM gives a CPU's worker a process of its own to bind its OpenMP threads, which
-        # are not bound here. EngineCore would spin on sched_yield until that worker answers: half a core for nothing,
-        # and with Linux 6.18's autogroup the disk's kernel threads, so Redis' fsync, waited seconds for a processor.
-        wanted["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    with _environment_lock:
-        before = {name: os.environ.get(name) for name in (*wanted, "LD_PRELOAD")}
-        os.environ.update(wanted)
-        try:
-            yield
-        finally:
-            for name, value in before.items():
-                if value is None:
-                    os.environ.pop(name, None)
-                else:
-                    os.environ[name] = value
-
-
-def _compile_cache() -> str:
-    """The folder of the engine's compiled code (its sampler's ranks), one per instruction set.
-
-    The cache keys of torch 2.13 lack the instruction set (torch/_inductor/codecache.py). Code cached for AVX-512 fails
-    to compile where AVX-512 is missing, through ATEN_CPU_CAPABILITY or on another processor.
-    """
-    folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR") or os.path.join(
-        tempfile.gettempdir(), f"torchinductor_{os.getuid()}"
-    )
-    return os.path.join(folder, torch.backends.cpu.get_cpu_capability())
 
 
 def engine_seed(seed: int, replica: str) -> int:
@@ -149,7 +81,7 @@ def _engine_arguments(recipe: Recipe, model_path: str, replica: str, block_size:
         # The sampling parameters in the model's folder (top-k, penalties) would silently change the policy.
         "generation_config": "vllm",
         "weight_transfer_config": {"backend": TRANSFER_BACKEND},
-        "worker_extension_cls": "rollout.vllm_worker.WorkerExtension",
+        "worker_extension_cls": "rollout.processes.vllm_worker.WorkerExtension",
         # No log line every 10 s; the metrics that vLLM logs are on this process's page all the same, see `start`.
         "disable_log_stats": True,
         # On CPU, compiling takes 40 s at start and a C++ compiler; a run does not recover that time.
@@ -194,7 +126,7 @@ class RolloutEngine:
 
         def build() -> Any:
             # Imported here: vLLM reads its variables on import, and importing it takes seconds.
-            with _environment(recipe):
+            with engine_environment(recipe), core_process(recipe):
                 from vllm.engine.arg_utils import AsyncEngineArgs
                 from vllm.v1.engine.async_llm import AsyncLLM
                 from vllm.v1.metrics.loggers import PrometheusStatLogger

@@ -15,11 +15,12 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
 from typing import Any
 
 from rollout.engine import RolloutEngine
 from rollout.generation import ResponseGenerator
+from rollout.processes.environment import load_libraries
 from rollout.prompts import ChatTokenizer
 from rollout.tasks import GroupWorker, LeasedTask
 from rollout.weight_sync import WeightFollower
@@ -38,8 +39,27 @@ READ_WAIT_S = 0.2
 # Below what the host grants before it kills the process (deploy.hosting.fleet.SHUTDOWN_S).
 DRAIN_S = 8.0
 TASKS, GENERATION = "tasks", "generation"
-"""A replica's waits. Others: `model`, `tokenizer` and `engine` while it starts, `weights` before its first version,
-`redis-memory`."""
+"""A replica's waits. Others: `libraries`, `prepared`, `model`, `tokenizer` and `engine` while it starts, `weights`
+before its first version, `redis-memory`."""
+
+
+class Parts:
+    """The seconds of each part of a start, in order; the text names them."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[str, float] = {}
+
+    @contextlib.contextmanager
+    def of(self, name: str) -> Iterator[None]:
+        """Add the time of the body to a part."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self._seconds[name] = self._seconds.get(name, 0.0) + time.monotonic() - began
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name} {seconds:.1f} s" for name, seconds in self._seconds.items())
 
 
 def slots(max_sequences: int, group_size: int) -> int:
@@ -65,30 +85,37 @@ class RolloutService:
 
     async def run(self, context: Context) -> None:
         """Work until `context.stopping` is set, then drain."""
-        recipe, named = context.record.recipe, context.record.model_path
-        if named is None:
-            raise ValueError(
-                f"model_path of run {context.record.id!r}: null is not valid: expected a Hugging Face model folder"
-            )
-        heartbeat = context.heartbeat
+        recipe, heartbeat = context.record.recipe, context.heartbeat
         heartbeat.info = heartbeat.info.model_copy(update={"workers": recipe.rollout.tensor_parallel})
-        startup_s = recipe.limits.startup_timeout_s
-        with context.waits.on("model", "the model to be copied to this node", startup_s):
-            model_path = str(await asyncio.to_thread(local_model, named, models_folder()))
-        with context.waits.on("tokenizer", "the tokenizer to load", startup_s):
-            files = await read_reward_files(context.redis, context.record)
-            tokenizer = await asyncio.to_thread(
-                ChatTokenizer, model_path, recipe.max_prompt_tokens, recipe.model.chat_template, files
-            )
-        with context.waits.on("engine", "the engine to load the model and answer", startup_s):
-            engine = await RolloutEngine.start(recipe, model_path, tokenizer.stop_ids, heartbeat.info.id)
+        parts = Parts()
+        with context.waits.on("libraries", "vLLM to be imported", recipe.limits.startup_timeout_s), parts.of("imports"):
+            await asyncio.to_thread(load_libraries, recipe)
+        with parts.of("model"):
+            named = await context.model()
+        if named is None:
+            return
+        engine, tokenizer = await self._load(context, named, parts)
         try:
             await heartbeat.update(state="joining")
-            await context.event_log.write("rollout-joining", f"{heartbeat.info.id}: engine is up")
+            await context.event_log.write("rollout-joining", f"{heartbeat.info.id}: engine is up ({parts})")
             generator = ResponseGenerator(engine, tokenizer, recipe.model.max_model_len, context.record.id)
             await Replica(context, engine, GroupWorker(generator)).run()
         finally:
             await engine.stop()
+
+    async def _load(self, context: Context, named: str, parts: Parts) -> tuple[RolloutEngine, ChatTokenizer]:
+        """The engine and the tokenizer of the model by its name in the record."""
+        recipe, startup_s = context.record.recipe, context.record.recipe.limits.startup_timeout_s
+        with context.waits.on("model", "the model to be copied to this node", startup_s), parts.of("model"):
+            model_path = str(await asyncio.to_thread(local_model, named, models_folder()))
+        with context.waits.on("tokenizer", "the tokenizer to load", startup_s), parts.of("tokenizer"):
+            files = await read_reward_files(context.redis, context.record)
+            tokenizer = await asyncio.to_thread(
+                ChatTokenizer, model_path, recipe.max_prompt_tokens, recipe.model.chat_template, files
+            )
+        with context.waits.on("engine", "the engine to load the model and answer", startup_s), parts.of("engine"):
+            engine = await RolloutEngine.start(recipe, model_path, tokenizer.stop_ids, context.heartbeat.info.id)
+        return engine, tokenizer
 
 
 class Replica:

@@ -1,6 +1,6 @@
 """Owns a replica's side of weight syncs: read plans, stage and apply weights, send acks.
 
-Must not generate or touch tensors; the workers do (rollout.vllm_worker).
+Must not generate or touch tensors; the workers do (rollout.processes.vllm_worker).
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ class RankWorker:
         """Fetch the model to this node, join the ranks and load the policy. Collective."""
         record = self._context.record
         if record.model_path is None:
-            raise RuntimeError(f"run {record.id!r} has no model_path; the controller sets it before it starts services")
+            raise RuntimeError(f"run {record.id!r} has no model_path: a rank must wait for it before it opens")
         patience_s = record.recipe.limits.startup_timeout_s
         with self._context.waits.on("model", "the model to be on this node", patience_s):
             fetch = partial(local_model, record.model_path, models_folder())

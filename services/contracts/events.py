@@ -23,6 +23,7 @@ PHASES: dict[str, tuple[str, ...]] = {
         "expired",
         "learner-restarted",
         "look-failed",
+        "model-prepared",
         "paused",
         "preparing-model",
         "queued",

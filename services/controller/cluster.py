@@ -38,6 +38,7 @@ class Cluster(Protocol):
     async def start(self, record: RunRecord) -> None:
         """Start the run's sampler, verifier and rollout fleets, and learner ranks unless it only evaluates.
 
+        The record may not have the model's name yet: services wait until it has.
         Services that run already are kept, and the fleets get the record's number of replicas.
         """
 

@@ -70,19 +70,28 @@ class Placement:
             record = await context.current()
         if record.state is RunState.STARTING and record.files:
             await self._keep_files(record)
+        if record.model_path is None and record.recipe.model.package is not None and not _has_hub_data(record):
+            return await self._start_while_preparing(record)
         if record.model_path is None:
-            await context.event_log.write(
-                "preparing-model", record.recipe.model.package or str(record.recipe.model.path)
-            )
             await self._prepare(record)
         elif record.state in (RunState.QUEUED, RunState.STARTING):
             await self._restore_copies(record)
         if record.state in (RunState.QUEUED, RunState.STARTING):
             # A resumed run may have fewer ranks than when its model was prepared.
-            record = await context.current()
-            await self._retried("memory", "the size of the model to be known", record, context.cluster.check_memory)
-        await context.event_log.write("starting-services", ", ".join(replicas_desired(record)))
+            await self._check_memory(await context.current())
         return await self._start()
+
+    async def _start_while_preparing(self, record: RunRecord) -> RunRecord:
+        """Start the services of a run whose model has to be made; they load their libraries, and wait for its name.
+
+        Only of a package, which takes seconds of one core. A download may take minutes, in which devices would be held
+        for nothing, and a folder only has to be looked at. The sampler does not wait, so no data may be downloaded.
+        """
+        # Both to their end: what is being placed would be left behind by the stop of a failed run.
+        done = await asyncio.gather(self._prepare(record, check=True), self._start(), return_exceptions=True)
+        if errors := [each for each in done if isinstance(each, BaseException)]:
+            raise errors[0]
+        return await self._context.current()
 
     async def wait_until_running(self, health: HealthMonitor) -> None:
         """Wait until a rollout replica is ready with a policy version. Raises RunFailedError at the deadline."""
@@ -171,17 +180,28 @@ class Placement:
         digests = ", ".join(f"{name} {digest[:12]}" for name, digest in record.files.items())
         await context.event_log.write("reward-files-kept", digests)
 
-    async def _prepare(self, record: RunRecord) -> None:
-        """Record the names of the model and of data on the hub, so that later processes get the same files."""
+    async def _prepare(self, record: RunRecord, *, check: bool = False) -> None:
+        """Record the names of the model and of data on the hub, so that later processes get the same files.
+
+        With `check` only of a model that fits: services that wait for its name load it at once.
+        """
         context, cluster, inputs = self._context, self._context.cluster, dict[str, str]()
+        shown, began = record.recipe.model.package or str(record.recipe.model.path), time.monotonic()
+        await context.event_log.write("preparing-model", shown)
         model = await self._retried("model", "the model to be ready", record, cluster.prepare_model)
-        if any(is_hub(source.path) for source in record.recipe.data_sources.values()):
+        if _has_hub_data(record):
             inputs = await self._retried("inputs", "the data of the hub to be ready", record, cluster.prepare_data)
         for name in (model, *inputs.values()):
             if is_hub(name):
                 await context.event_log.write("downloaded", name)
+        if check:
+            await self._check_memory(dataclasses.replace(record, model_path=model))
         paths = {"model_path": model} | ({"inputs": json.dumps(inputs)} if inputs else {})
         await context.records.set_paths(context.run, context.fence, **paths)
+        await context.event_log.write("model-prepared", f"{shown}, in {time.monotonic() - began:.1f} s")
+
+    async def _check_memory(self, record: RunRecord) -> None:
+        await self._retried("memory", "the size of the model to be known", record, self._context.cluster.check_memory)
 
     async def _restore_copies(self, record: RunRecord) -> None:
         """Download copies of the hub again that were deleted since: services have neither token nor connection."""
@@ -218,6 +238,8 @@ class Placement:
             failure="the run's services could not be found",
             wait="start-again",
         )
+        record = await context.current()
+        await context.event_log.write("starting-services", ", ".join(replicas_desired(record)))
         while True:
             record = await context.current()
             record = await self._fleet.set_initial(record, await live_processes(context.redis, context.run))
@@ -234,6 +256,11 @@ class Placement:
             while not starts.due:
                 await context.current()
                 await asyncio.sleep(PERIOD_S)
+
+
+def _has_hub_data(record: RunRecord) -> bool:
+    """Whether data of the run has to be downloaded from the hub."""
+    return any(is_hub(source.path) for source in record.recipe.data_sources.values())
 
 
 def _hold_weights(processes: list[ProcessInfo]) -> bool:

@@ -17,7 +17,7 @@ import time
 import uuid
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from services.contracts import ProcessInfo
@@ -39,6 +39,8 @@ GARBAGE_AFTER = 50_000
 """New objects after which unused cycles are collected."""
 GRACE_S = 8.0
 """How long a service may take to drain, unless its host says otherwise."""
+LOOK_S = 0.2
+"""How often a service that waits for its model reads the record."""
 START_S = 10.0
 """How long a service that is started by hand waits for Redis."""
 
@@ -66,6 +68,20 @@ class Context:
     async def refresh(self) -> None:
         """Take over edits of the run's recipe. A service calls it where a setting may change."""
         self.record = await RunRecords(self.redis).with_edits(self.record)
+
+    async def model(self) -> str | None:
+        """The name of the run's model, once the controller has prepared it; None when this service is to stop before.
+
+        A service may be started while its model is prepared, and loads its libraries meanwhile. There is no deadline
+        here: the controller has one, and ends the run. Raises UnknownRunError.
+        """
+        records, deadline_s = RunRecords(self.redis), self.record.recipe.limits.startup_timeout_s
+        while self.record.model_path is None and not self.stopping.is_set():
+            with self.waits.on("prepared", "the controller to prepare the model", deadline_s):
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self.stopping.wait(), LOOK_S)
+                self.record = replace(self.record, model_path=(await records.get(self.record.id)).model_path)
+        return self.record.model_path
 
 
 class Service(Protocol):

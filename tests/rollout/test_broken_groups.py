@@ -16,7 +16,7 @@ import torch
 from learner.training.process_group import nccl_failure_policy, within
 from learner.weight_sync.broadcast import Rendezvous
 from rollout.channel import Channel, Receiver
-from rollout.engine import _environment
+from rollout.processes.environment import engine_environment
 from rollout.staging import Staging, StagingOptions
 from services.contracts import WeightManifest, WeightPlan
 from services.contracts.weight_group import GroupLeftError, Membership, Work, nccl_environment, without_watchdog
@@ -203,7 +203,7 @@ def test_a_weight_group_has_no_watchdog_and_others_keep_theirs(monkeypatch: pyte
     for name in nccl_environment(2.5):
         monkeypatch.setenv(name, "")  # restored after the test
     recipe = parse_recipe(recipe_document("/m", weights={"timeout_s": 2.5}))
-    with _environment(recipe):  # that of vLLM's workers
+    with engine_environment(recipe):  # that of vLLM's workers
         with without_watchdog():
             assert os.environ["TORCH_NCCL_BLOCKING_WAIT"] == "1"
         assert os.environ["TORCH_NCCL_BLOCKING_WAIT"] == "0"

@@ -1,28 +1,14 @@
 """The engine's arguments whose defaults in vLLM would silently change the policy."""
 
 import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-from rollout.engine import EngineError, RolloutEngine, _engine_arguments, _environment
+from rollout.engine import EngineError, RolloutEngine, _engine_arguments
+from rollout.processes.environment import engine_environment
 from services.contracts import nucleus_limit
 from services.settings import Recipe, RecipeError, parse_recipe
 from tests.harness.small_run import recipe_document
-
-ROOT = Path(__file__).parents[2]
-PRINT_CACHE = """
-import os
-from rollout.engine import _environment
-from services.settings import parse_recipe
-from tests.harness.small_run import recipe_document
-for given in ({}, {"TORCHINDUCTOR_CACHE_DIR": "/elsewhere"}):
-    os.environ.update(given)
-    with _environment(parse_recipe(recipe_document("/m"))):
-        print(os.environ["TORCHINDUCTOR_CACHE_DIR"])
-"""
 
 
 def arguments(**rollout):
@@ -66,22 +52,12 @@ async def test_a_run_of_an_earlier_release_with_top_p_does_not_start():
         await RolloutEngine.start(stored, "/m", [], "rollout-0")
 
 
-def test_compiled_code_is_cached_per_instruction_set():
-    """The last part of the folder; with ATEN_CPU_CAPABILITY=default it is the same on every processor."""
-    environment = {**os.environ, "ATEN_CPU_CAPABILITY": "default", "PYTHONPATH": str(ROOT)}
-    environment.pop("TORCHINDUCTOR_CACHE_DIR", None)
-    done = subprocess.run(
-        [sys.executable, "-c", PRINT_CACHE], env=environment, stdout=subprocess.PIPE, text=True, check=True
-    )
-    own, given = map(Path, done.stdout.split())
-    assert own.name == given.name == "DEFAULT"
-    assert given.parent == Path("/elsewhere") != own.parent
-
-
 @pytest.mark.parametrize(("gpus", "tensor_parallel", "alone"), [(0, 1, True), (0, 2, False), (1, 1, False)])
 def test_an_engine_on_one_processor_is_its_own_worker(gpus, tensor_parallel, alone, monkeypatch):
     monkeypatch.delenv("VLLM_ENABLE_V1_MULTIPROCESSING", raising=False)
-    with _environment(parse_recipe(recipe_document("/m", rollout={"gpus": gpus, "tensor_parallel": tensor_parallel}))):
+    with engine_environment(
+        parse_recipe(recipe_document("/m", rollout={"gpus": gpus, "tensor_parallel": tensor_parallel}))
+    ):
         assert os.environ.get("VLLM_ENABLE_V1_MULTIPROCESSING", "1") == ("0" if alone else "1")
 
 
@@ -111,3 +87,11 @@ async def test_the_engine_measures_itself_unless_told_not_to(wanted, tiny_model,
     with pytest.raises(RuntimeError, match="built far enough"):
         await RolloutEngine.start(recipe, str(tiny_model), [3], "rollout-0")
     assert loggers == [["PrometheusStatLogger"] if wanted else []]
+
+
+@pytest.mark.parametrize(("gpus", "compiles"), [(0, False), (1, True)])
+def test_nothing_is_compiled_on_processors(gpus, compiles, monkeypatch):
+    monkeypatch.delenv("TORCH_COMPILE_DISABLE", raising=False)
+    with engine_environment(parse_recipe(recipe_document("/m", rollout={"gpus": gpus}))):
+        assert ("TORCH_COMPILE_DISABLE" not in os.environ) is compiles
+    assert "TORCH_COMPILE_DISABLE" not in os.environ

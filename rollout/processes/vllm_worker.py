@@ -23,8 +23,10 @@ from vllm.distributed.weight_transfer.base import (
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+from vllm.platforms import current_platform
+from vllm.v1.sample import sampler
 
-from rollout.engine import OWNER_VARIABLE, TRANSFER_BACKEND
+from rollout.processes.environment import OWNER_VARIABLE, TRANSFER_BACKEND
 from rollout.staging import Staging, StagingOptions, StagingProgress
 from services.contracts import WeightManifest, WeightPlan, parse_manifest
 
@@ -166,10 +168,17 @@ def _watch_owner() -> None:
         threading.Thread(target=_exit_with_owner, args=(owner,), name="owner-watch", daemon=True).start()
 
 
+def _no_ranks(logprobs: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+    """In place of the sampled tokens' ranks [N] among logprobs [N, V], which nothing reads: a pass over them saved."""
+    return torch.zeros(logprobs.shape[0], dtype=torch.int64)
+
+
 def _register() -> None:
     if TRANSFER_BACKEND not in WeightTransferEngineFactory._registry:
         WeightTransferEngineFactory.register_engine(TRANSFER_BACKEND, StagedTransfer)
         _watch_owner()
+        if current_platform.is_cpu():
+            sampler.batched_count_greater_than = _no_ranks
 
 
 _register()
