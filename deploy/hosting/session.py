@@ -52,7 +52,8 @@ class GatewayStatus(Enum):
 # How long the gateway may take to start, waiting for Redis included; how long its process may go without an answer.
 PATIENCE_S = {GatewayStatus.STARTS: 120.0, GatewayStatus.SILENT: 20.0, GatewayStatus.SERVES: math.inf}
 PING_S = 5.0
-WATCH_S = 1.0
+WATCH_S, START_WATCH_S = 1.0, 0.1
+"""How often the gateway is looked at, and until it serves for the first time."""
 
 
 def start_ray(folder: Path, cores: int, free_ports: Callable[[int], list[int]]) -> None:
@@ -117,7 +118,8 @@ class Session:
     def watch(self, served: Callable[[], None], check: Callable[[], None] = lambda: None) -> NoReturn:
         """Supervise the gateway and replace one that hangs. `served` is called once, when the gateway first serves.
 
-        `check` is called each second. Raises GatewayFailedError, RayLostError, and what `check` raises.
+        `check` is called each second, more often until then. Raises GatewayFailedError, RayLostError, and what `check`
+        raises.
         """
         ready, seen, since = False, GatewayStatus.STARTS, time.monotonic()
         while True:
@@ -132,7 +134,7 @@ class Session:
                 log.warning("the gateway %s for %g s; its process is restarted", state.value, PATIENCE_S[state])
                 self.restart_gateway()
                 since = time.monotonic()
-            time.sleep(WATCH_S)
+            time.sleep(WATCH_S if ready else START_WATCH_S)
 
     def restart_gateway(self) -> None:
         """Kill the gateway's process, whatever it is doing; Ray restarts it, and it finds all runs and processes."""
