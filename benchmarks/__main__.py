@@ -43,6 +43,9 @@ BENCHMARKS: dict[str, Benchmark] = {
         "how well are 1 to 4,096 replicas used, and what is saturated first?",
         "6 minutes",
     ),
+    "start-up": Benchmark(
+        "benchmarks.loop.start_up.bench", "How long does a run take to its first token, and which part of it?", "6 min"
+    ),
     "verdicts": Benchmark(
         "benchmarks.verifier.verdicts.speed", "verdicts per second and core, beside math-verify alone", "1 minute"
     ),
