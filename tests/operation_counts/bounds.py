@@ -30,7 +30,7 @@ BOUNDS: dict[str, Bound] = {
         1.25, 1.5, "the verdicts of a group are published in one call; 64 samples are read, and their texts, in two"
     ),
     "Redis calls per group: learner": Bound(
-        9.5, 10.0, "each of 8 payloads is read by a command, of a group one; 8 per step for batch, version and commit"
+        9.375, 10.0, "each of 8 payloads is read by a command, of a group one; 6 per step for batch, version and commit"
     ),
     "Redis calls per turn of the sampler": Bound(
         5.25, 6.5, "edits, pause, starvation, policy and dead letters once; the archive reads the policy for each file"

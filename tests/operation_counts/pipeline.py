@@ -19,6 +19,7 @@ import verifier.service
 from services.contracts import Lane
 from services.sampler.archive import archivist
 from services.sampler.service import SamplerService
+from services.sampler.watches import audit
 from services.streams.keys import RunKeys
 from tests.harness.hand_fleet import running, until
 from tests.harness.small_run import service_context
@@ -31,6 +32,7 @@ from tests.operation_counts.counted_client import CountedClient
 
 GROUPS, SAMPLES = 16, 8
 """Of a rollout step; none is filtered."""
+NEVER_S = 3600.0
 
 
 @dataclass
@@ -93,9 +95,10 @@ async def trained_step(redis: Any, url: str, run: str, folder: Path, monkeypatch
     monkeypatch.setenv("PENSTOCK_RUNS", str(folder))
     monkeypatch.setattr(verifier.service, "Sandbox", StubSandbox)
     monkeypatch.setattr(archivist, "PART_S", 0.0)  # all groups of a step are released together, and archived at once
+    monkeypatch.setattr(audit, "EVERY_S", NEVER_S)  # else it looks at groups when the machine is slow
     limits = {"groups_per_step": GROUPS, "max_inflight_groups": GROUPS, "max_staleness": 0, "rollout_steps": 4}
     questions = write_questions(folder / "questions.jsonl", 2 * GROUPS)
-    document = recipe(questions, GROUPS, group_size=SAMPLES, checkpoint_every=100, **limits)
+    document = recipe(questions, GROUPS, group_size=SAMPLES, checkpoint_every=100, lease_s=NEVER_S, **limits)
     keys = RunKeys(run)
     async with _services(url, keys, document) as (clients, tasks):
         pipeline = _Pipeline(redis, keys, clients, tasks)
