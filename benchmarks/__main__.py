@@ -30,24 +30,26 @@ BENCHMARKS: dict[str, Benchmark] = {
     ),
     "weights": Benchmark(
         "benchmarks.weights.bench",
-        "how fast does a policy version reach every replica, and what does a request see of it?",
-        "7 minutes",
+        "How fast does a policy version reach every replica, and what does a request see of it?",
+        "7 min",
     ),
     "data-plane": Benchmark(
         "benchmarks.data_plane.command",
-        "what moving groups costs, beside redis-py, many pending groups and ended runs",
-        "4 minutes",
+        "What does moving groups cost, beside redis-py, many pending groups and ended runs?",
+        "4 min",
     ),
     "fleet": Benchmark(
         "benchmarks.simulation.fleet.__main__",
-        "how well are 1 to 4,096 replicas used, and what is saturated first?",
-        "6 minutes",
+        "How well are 1 to 4,096 replicas used, and what is saturated first?",
+        "6 min",
     ),
     "start-up": Benchmark(
         "benchmarks.loop.start_up.bench", "How long does a run take to its first token, and which part of it?", "6 min"
     ),
     "verdicts": Benchmark(
-        "benchmarks.verifier.verdicts.speed", "verdicts per second and core, beside math-verify alone", "1 minute"
+        "benchmarks.verifier.verdicts.speed",
+        "How many verdicts per second and core, beside math-verify alone?",
+        "1 min",
     ),
 }
 

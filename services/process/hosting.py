@@ -72,15 +72,16 @@ class Context:
     async def model(self) -> str | None:
         """The name of the run's model, once the controller has prepared it; None when this service is to stop before.
 
-        A service may be started while its model is prepared, and loads its libraries meanwhile. There is no deadline
-        here: the controller has one, and ends the run. Raises UnknownRunError.
+        A service may be started while its model is prepared, and loads its libraries meanwhile. Raises UnknownRunError,
+        and TimeoutError after limits.startup_timeout_s.
         """
         records, deadline_s = RunRecords(self.redis), self.record.recipe.limits.startup_timeout_s
-        while self.record.model_path is None and not self.stopping.is_set():
-            with self.waits.on("prepared", "the controller to prepare the model", deadline_s):
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(self.stopping.wait(), LOOK_S)
-                self.record = replace(self.record, model_path=(await records.get(self.record.id)).model_path)
+        with self.waits.on("prepared", "the controller to prepare the model", deadline_s):
+            async with asyncio.timeout(deadline_s):
+                while self.record.model_path is None and not self.stopping.is_set():
+                    with suppress(TimeoutError):
+                        await asyncio.wait_for(self.stopping.wait(), LOOK_S)
+                    self.record = replace(self.record, model_path=(await records.get(self.record.id)).model_path)
         return self.record.model_path
 
 
