@@ -11,7 +11,7 @@ from statistics import fmean
 import pytest
 
 from benchmarks.simulation.clock import Clock
-from benchmarks.simulation.fleet import saturation, study
+from benchmarks.simulation.fleet import costs, saturation, study
 from benchmarks.simulation.fleet.__main__ import main
 from benchmarks.simulation.fleet.costs import Costs
 from benchmarks.simulation.fleet.result import Result, pipeline, simulate
@@ -109,12 +109,23 @@ def test_the_mean_length_is_its_closed_form() -> None:
 
 
 def test_the_dearest_part_is_saturated_first(small: Result) -> None:
-    costs = Costs(*[1e-9] * 3, 1.0, 1.0, 1e-9, 1.0, 1e-9, 1e-9, 1.0)
-    names = [part.name for part in saturation.parts(small, replace(costs, sampler_s=10.0))]
+    cheap = Costs(*[1e-9] * 3, 1.0, 1.0, 1e-9, 1.0, 1e-9, 1e-9, 1.0)
+    names = [part.name for part in saturation.parts(small, replace(cheap, sampler_s=10.0))]
     assert names[0] == "sampler, one core"
-    found = saturation.parts(small, replace(costs, keep_s=10.0))[0]
+    found = saturation.parts(small, replace(cheap, keep_s=10.0))[0]
     assert found.name == "Redis, one core"
     assert "100% of it keeps half-drawn responses" in found.then
+
+
+async def test_what_redis_does_for_a_replica_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(costs, "TOGETHER", 3)
+    monkeypatch.setattr(costs, "KEPT_TIMES", 2)
+    spent, received = await costs.kept(tmp_path / "keep", pieces=2, tokens=40)
+    assert spent >= 0
+    assert received > 2 * 40 * 8, "an id and a log-prob of each token"
+    mine, _, sent = await costs.looked_at(tmp_path / "look", replicas=3, looks=1)
+    assert mine > 0
+    assert sent > 100
 
 
 def test_the_command_prints_every_table(

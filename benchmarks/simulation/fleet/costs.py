@@ -66,8 +66,8 @@ def measure(folder: Path, seconds: float, tokens: int, pieces: int, tokens_per_s
     `seconds`: how long groups are moved; `replicas`: how many heartbeats are looked at.
     """
     group = steady.measure(folder, seconds, rollout=("--response-tokens", str(tokens)), filtered=FILTERED)
-    keep_s, keep_in = asyncio.run(_keep(folder / "keep", pieces, tokens_per_s))
-    look_s, look_redis_s, look_out = asyncio.run(_look(folder / "look", replicas))
+    keep_s, keep_in = asyncio.run(kept(folder / "keep", pieces, tokens_per_s))
+    look_s, look_redis_s, look_out = asyncio.run(looked_at(folder / "look", replicas))
     return Costs(
         group.cpu_s["sampler"],
         group.cpu_s["verifier"],
@@ -93,7 +93,7 @@ def _server(folder: Path) -> Iterator[tuple[int, str]]:
         server.stop()
 
 
-async def _keep(folder: Path, pieces: int, tokens: int) -> tuple[float, float]:
+async def kept(folder: Path, pieces: int, tokens: int) -> tuple[float, float]:
     """CPU seconds of Redis, and bytes, per call that keeps `tokens` more tokens of each response.
 
     TOGETHER groups call at once, as those of a fleet do: what Redis writes to its disk is written together.
@@ -115,8 +115,8 @@ async def _keep(folder: Path, pieces: int, tokens: int) -> tuple[float, float]:
                     keep_partials(redis, context.keys, lease, name, more, PROMPT_IDS, 5)
                     for lease, name in zip(leases, names, strict=True)
                 )
-                kept = await asyncio.gather(*calls)
-                assert kept == [[(turn + 1) * tokens] * pieces] * TOGETHER
+                counts = await asyncio.gather(*calls)
+                assert counts == [[(turn + 1) * tokens] * pieces] * TOGETHER
             spent, received = cpu_s(pid) - before, (await _traffic(redis))[0] - traffic[0]
         await redis.aclose()
     count = TOGETHER * KEPT_TIMES
@@ -129,7 +129,7 @@ def _piece(index: int, start: int, tokens: int) -> Piece:
     return Piece(index, "attempt", 0, start, Partial(drawn, 1.0))
 
 
-async def _look(folder: Path, replicas: int, looks: int = 20) -> tuple[float, float, float]:
+async def looked_at(folder: Path, replicas: int, looks: int = 20) -> tuple[float, float, float]:
     """CPU seconds of the one who looks and of Redis, and bytes, per heartbeat looked at."""
     with _server(folder) as (pid, url):
         redis: Any = await connect(url)
