@@ -33,6 +33,7 @@ from tests.harness.small_run import recipe_document, service_context
 
 START_S = 300.0
 LOOK_S = 0.05
+END_S = 20.0
 
 
 class Replica:
@@ -59,12 +60,14 @@ class Replica:
     def end(self) -> None:
         """End the process."""
         assert self._process.stdin is not None
+        assert self._process.stdout is not None
         self._process.stdin.close()
         try:
-            self._process.wait(10)
+            self._process.wait(END_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        self._process.stdout.close()
 
 
 @contextmanager

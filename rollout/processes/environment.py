@@ -93,8 +93,6 @@ def engine_environment(recipe: Recipe) -> Iterator[None]:
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "OMP_NUM_THREADS": str(recipe.rollout.threads),
         "OMP_WAIT_POLICY": "PASSIVE",
-        # A weight sync lays every weight out again, in new memory: page faults of 4 KiB took most of its pause.
-        "THP_MEM_ALLOC_ENABLE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "ERROR"),
         "HF_HUB_OFFLINE": "1",
