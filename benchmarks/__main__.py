@@ -35,8 +35,8 @@ BENCHMARKS: dict[str, Benchmark] = {
     ),
     "data-plane": Benchmark(
         "benchmarks.data_plane.command",
-        "What does moving groups cost, beside redis-py, many pending groups and ended runs?",
-        "4 min",
+        "what moving groups costs, beside redis-py, many pending groups and ended runs",
+        "some minutes",
     ),
     "fleet": Benchmark(
         "benchmarks.simulation.fleet.__main__",
@@ -47,9 +47,7 @@ BENCHMARKS: dict[str, Benchmark] = {
         "benchmarks.loop.start_up.bench", "How long does a run take to its first token, and which part of it?", "6 min"
     ),
     "verdicts": Benchmark(
-        "benchmarks.verifier.verdicts.speed",
-        "How many verdicts per second and core, beside math-verify alone?",
-        "1 min",
+        "benchmarks.verifier.verdicts.speed", "verdicts per second and core, beside math-verify alone", "some minutes"
     ),
 }
 

@@ -56,6 +56,7 @@ def check_turns(step: Step) -> None:
     """Check what a turn of the sampler's queue reads."""
     calls = step.calls["sampler"]
     turns = calls["XREADGROUP verdicts"] + calls[f"XREADGROUP verdicts{EMPTY}"]
+    print(f"{turns} turns", {name: calls[name] for name in BY_TURN})
     check("Redis calls per turn of the sampler", sum(calls[name] for name in BY_TURN) / turns)
 
 
