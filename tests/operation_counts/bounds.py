@@ -33,7 +33,7 @@ BOUNDS: dict[str, Bound] = {
         9.375, 10.0, "each of 8 payloads is read by a command, of a group one; 6 per step for batch, version and commit"
     ),
     "Redis calls per turn of the sampler": Bound(
-        5.25, 6.5, "edits, pause, starvation, policy and dead letters once; the archive reads the policy for each file"
+        4.25, 5.0, "edits, pause, starvation and policy, once each; the archive reads the policy for each file"
     ),
     "messages per response": Bound(
         2.16, 2.2, "sample and verdict; a task for 8 of them; batch, record, plan and its ack once per step"

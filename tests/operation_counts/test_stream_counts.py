@@ -23,10 +23,10 @@ BY_TIME = {
     *("XAUTOCLAIM tasks", "XAUTOCLAIM samples", "XAUTOCLAIM verdicts"),
     *("XLEN tasks", "XLEN samples", "XLEN verdicts", "SSCAN pending", "LLEN released"),
     *("XINFO GROUPS tasks", "XINFO GROUPS samples", "XINFO GROUPS verdicts"),
-    *("LLEN unarchived", "LLEN unarchived-bare"),
+    *("LLEN unarchived", "LLEN unarchived-bare", "XRANGE dead"),
 }
 """What services repeat every so many milliseconds, whatever the groups do."""
-BY_TURN = {"EXISTS starved", "HGET record", "HMGET record", "HGETALL policy", "XRANGE dead"}
+BY_TURN = {"EXISTS starved", "HGET record", "HMGET record", "HGETALL policy"}
 """What the sampler reads in each turn of its queue; a turn reads verdicts once, and waits for them."""
 
 
