@@ -64,13 +64,13 @@ def test_failures_cost_their_downtime_and_little_else(small: Result) -> None:
 def test_the_bound_is_never_exceeded(way: Way) -> None:
     """By the means of what was drawn it is exact over a whole run; by closed forms it is met within chance."""
     setup = replace(SMALL, way=way)
-    run, _ = pipeline(setup, 30)
+    run, _ = pipeline(setup, 20)
     run.run()
     tokens, groups, seconds = run.tokens, run.groups, run.clock.now
     assert tokens.drawn <= setup.fleet_tokens * seconds * (1 + 1e-9)
     judged = tokens.trained + tokens.filtered + tokens.stale
     assert groups.trained / seconds <= setup.fleet_tokens * groups.trained / judged
-    assert simulate(setup, 30).of_bound < 1.1
+    assert simulate(setup, 20).of_bound < 1.1
 
 
 def test_nothing_beyond_the_staleness_bound_is_trained() -> None:
@@ -131,12 +131,17 @@ async def test_what_redis_does_for_a_replica_is_measured(tmp_path: Path, monkeyp
 def test_the_command_prints_every_table(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(study, "EPOCHS_WARM_UP", 1)
+    monkeypatch.setattr(study, "EPOCHS", 1)
     monkeypatch.setattr(study, "BOUNDS", (1, 8))
     small = ["--scales", "1,4", "--groups", "16", "--steps", "2", "--repeats", "1", "--seconds", "0"]
     assert main([*small, "--out", str(tmp_path)]) in (0, 1)
     printed = capsys.readouterr().out
-    for title in ("Fleets, batches", "A batch that does not grow", "max_staleness with 4", "Selections with 4"):
+    for title in (
+        "Fleets, batches",
+        "A batch that does not grow",
+        "max_staleness with 4",
+        "Selections with 1 replicas",
+    ):
         assert title in printed
     document = json.loads((tmp_path / "fleet.json").read_text())
     assert [row["replicas"] for row in document["details"]["scales"]] == [1, 4]

@@ -23,8 +23,11 @@ Synchronous DAPO is the same pipeline with max_staleness 0: dispatch stops once 
 its longest response, then for the training and the sync. `refill` replaces filtered groups one by one; `generation
 batches` is the published script's loop, with the best of 1, 2 or 3 batches generated at a time.
 
+Selections are compared with a quarter of the base's fleet and batch, in which every prompt is drawn several times.
+
 GPU-seconds are those of the replicas, those that start included, and a quarter as many of the learner. After a warm-up
-of at least the longest response, `--steps` rollout steps are counted. Figures have one value per seed, tables seed 0.
+of at least the longest response, `--steps` rollout steps are counted; of large batches fewer, at least two. Figures
+have one value per seed, tables seed 0.
 
 Costs of the parts that do not grow with the fleet are measured in `--seconds` seconds with a real Valkey, sampler,
 verifier and pull loop around an engine that answers at once (see benchmarks/data_plane); 0 leaves them out.
@@ -60,11 +63,12 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--scales", type=_scales, default=SCALES, help="numbers of replicas (1,2,4,...,4096)")
     parser.add_argument("--groups", type=positive, default=512, help="groups of a batch at the base (512)")
     parser.add_argument("--steps", type=positive, default=8, help="rollout steps that are counted (8)")
+    parser.add_argument("--jobs", type=positive, default=1, help="fleets that are simulated at the same time (1)")
     parser.add_argument("--seconds", type=float, default=5.0, help="of moving groups to measure costs; 0: none (5)")
     args = parser.parse_args(arguments)
-    begins = time.process_time()
-    found = study(args.scales, args.groups, args.steps, args.repeats, lambda text: print(text, flush=True))
-    notes = [*tables(found), f"simulated in {time.process_time() - begins:.0f} s of CPU time"]
+    begins = time.monotonic()
+    found = study(args.scales, args.groups, args.steps, args.repeats, args.jobs, lambda text: print(text, flush=True))
+    notes = [*tables(found), f"simulated in {time.monotonic() - begins:.0f} s, {args.jobs} at a time"]
     details: dict[str, object] = {name: [_row(each) for each in results] for name, results in vars(found).items()}
     if args.seconds:
         measured = _costs(args.seconds, found.base[0])

@@ -60,7 +60,12 @@ def tables(found: Study) -> list[str]:
         table("Fleets, batches that grow with them, uniform draws", found.scales, _SIZE, beside),
         table("A batch that does not grow", found.fixed, _SIZE, [stale]),
         table(f"max_staleness with {found.base[0].setup.replicas} replicas", found.bounds, [bound], [stale]),
-        table(f"Selections with {found.base[0].setup.replicas} replicas", found.ways, way, signal),
+        table(
+            f"Selections with {found.ways[0].setup.replicas} replicas, batch {found.ways[0].setup.batch}",
+            found.ways,
+            way,
+            signal,
+        ),
     ]
 
 
