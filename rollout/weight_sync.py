@@ -10,10 +10,10 @@ import logging
 import socket
 import time
 import uuid
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from rollout.engine import PoisonedError, RolloutEngine
 from rollout.staging import StagingProgress
@@ -48,7 +48,7 @@ class SyncTimes:
     pause_s: float
 
 
-class EndedStagings(asyncio.DatagramProtocol):
+class EndedStagings:
     """What a replica's workers report on a Unix socket: `ended` is set when a staging has ended.
 
     An engine answers questions only between two decoding steps, so that to ask often would delay both.
@@ -60,20 +60,24 @@ class EndedStagings(asyncio.DatagramProtocol):
         self.address = f"\0penstock-staging-{uuid.uuid4().hex}"
 
     @classmethod
-    @asynccontextmanager
-    async def listening(cls) -> AsyncIterator[EndedStagings]:
-        """Listen during the body."""
-        found = cls()
-        transport, _ = await asyncio.get_running_loop().create_datagram_endpoint(
-            lambda: found, local_addr=found.address, family=socket.AF_UNIX
-        )
-        try:
-            yield found
-        finally:
-            transport.close()
+    @contextmanager
+    def listening(cls) -> Iterator[EndedStagings]:
+        """Listen during the body, in the running event loop."""
+        found, loop = cls(), asyncio.get_running_loop()
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
+            listener.setblocking(False)
+            listener.bind(found.address)
+            # Not a datagram endpoint of asyncio: uvloop, on which Ray Serve runs replicas, has none for Unix sockets.
+            loop.add_reader(listener.fileno(), found._receive, listener)
+            try:
+                yield found
+            finally:
+                loop.remove_reader(listener.fileno())
 
-    def datagram_received(self, data: bytes, addr: Any) -> None:
+    def _receive(self, listener: socket.socket) -> None:
         """One worker's staging has ended."""
+        with suppress(BlockingIOError):
+            listener.recv(64)
         self.ended.set()
 
 
@@ -108,7 +112,7 @@ class WeightFollower:
         Raises PoisonedError when weights were applied in part, and PlanFailedError after FAILURES_ALLOWED failed plans
         in a row; the host then replaces this replica.
         """
-        async with EndedStagings.listening() as self._stagings:
+        with EndedStagings.listening() as self._stagings:
             while not self._closing:
                 await self._read_plans(PLANS_WAIT_S)
                 if self._next is None:

@@ -92,7 +92,7 @@ def test_roles_are_read_from_command_lines() -> None:
         "VLLM::EngineCore",
         "python -c from multiprocessing.forkserver import",
     )
-    assert [*map(part_of, commands)] == ["preparation", "sampler and learner", "rollout", "rollout"]
+    assert [*map(part_of, commands)] == ["preparation", "sampler and learner", "engine", "rollout"]
 
 
 def test_the_recipe_is_the_demo_s_with_one_step() -> None:

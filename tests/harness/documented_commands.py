@@ -71,6 +71,8 @@ def check_penstock(words: list[str], *, named: bool = False) -> None:
     options = {
         flag: parameter for parameter in node.params if parameter.param_type_name == "option" for flag in parameter.opts
     }
+    if node.ignore_unknown_options:  # what follows goes to another program
+        return
     given = [word for word in rest if word.startswith("--")]
     assert set(given) <= options.keys() | {"--help"}, f"{command}: unknown option, expected {sorted(options)}"
     if named and len(rest) == len(given):

@@ -16,7 +16,7 @@ from learner.coordinator.publication import Publication
 from learner.coordinator.training_loop import TrainingLoop, step_record
 from learner.coordinator.waiting import LearnerStoppingError
 from learner.training.trainer import Trained
-from learner.weight_sync.snapshot import Snapshot
+from learner.weight_sync.snapshot import BucketSums, Snapshot
 from services.contracts import CommittedPolicy, StepRecord, WeightManifest
 from services.streams.keys import RunKeys
 from services.streams.state.policy_history import read_policy
@@ -83,7 +83,7 @@ class Ranks:
         """There is no other rank."""
 
     async def snapshot(self) -> Snapshot:
-        return Snapshot.of(-1, WeightManifest(buckets=()), (), [len(self.done)])
+        return Snapshot.of(-1, WeightManifest(buckets=()), (), [BucketSums(len(self.done), len(self.done))])
 
     async def train(self, batch: Any, *_: Any, before_update: Callable[[], None], **__: Any) -> Trained | None:
         self.done.append(f"forward {batch.step}")

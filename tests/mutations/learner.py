@@ -388,12 +388,14 @@ LEARNER: dict[str, list[tuple[str, str, str]]] = {
         ("value loss: not halved", "limited_error)).sum() / 2", "limited_error)).sum()"),
         ("whitening: without the mean", "(advantage - mean) /", "advantage /"),
     ],
-    "learner/training/trainer.py": [
+    "learner/training/learning_rate.py": [
         (
             "warm-up: the first rollout step does not learn",
-            "(self._rollout_steps + 1) / warm",
-            "self._rollout_steps / warm",
+            "(rollout_steps + 1) / self._warm",
+            "rollout_steps / self._warm",
         ),
+    ],
+    "learner/training/trainer.py": [
         (
             "parity: later steps at the policy of their own",
             "compared = [sampled if not index or not self._behaviour_is_proximal else None",

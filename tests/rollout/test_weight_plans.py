@@ -1,9 +1,12 @@
 """Which weight plans a replica follows, and how it learns that one is received."""
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
+import uvloop
 
 from rollout.staging import Staging, StagingOptions
 from rollout.weight_sync import EndedStagings, WeightFollower
@@ -53,10 +56,17 @@ async def test_a_plan_with_an_impossible_generation_is_rejected(redis: Any, run_
     assert letter.reason == f"no learner formed group {hostile.generation}"
 
 
-async def test_a_worker_reports_the_end_of_its_staging() -> None:
-    """So that a replica need not ask its engine; one that does not listen any more is no failure."""
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def test_a_worker_reports_the_end_of_its_staging(new_loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
+    """So that a replica need not ask its engine. Ray Serve runs replicas on uvloop."""
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(_report_an_end())
+
+
+async def _report_an_end() -> None:
+    """Of stagings that fail, to a replica that listens; one that does not listen any more is no failure."""
     plan = WeightPlan(generation=1, version=1, host=HOST, port=free_port(), world=2, members={"r": 1}, timeout_s=0.5)
-    async with EndedStagings.listening() as stagings:
+    with EndedStagings.listening() as stagings:
         for listener in (stagings.address, "\0nobody", ""):
             options = StagingOptions(1, "gloo", torch.device("cpu"), listener=listener)
             staging = Staging(options, plan, WeightManifest(buckets=()), None)

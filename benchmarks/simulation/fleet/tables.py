@@ -86,71 +86,45 @@ def saturated(parts: Sequence[Part]) -> str:
 
 def panels(found: Study) -> list[Panel]:
     """Use, staleness and waste by replicas; beside synchronous fleets; by max_staleness and selection."""
-
-    def line(label: str, results: Sequence[Result], value: Callable[[Result], float], style: str = "o-") -> Series:
-        x = tuple(float(each.setup.replicas) for each in results)
-        return Series(label, x, tuple(map(value, results)), style)
-
-    scales, ways = found.scales, found.ways
+    scales = found.scales
     kinds = (("asynchronous", scales), ("synchronous, refill", found.refilled), ("published", found.published))
-    names = {
-        name: [each for each in ways if each.setup.population == name]
-        for name in dict.fromkeys(each.setup.population for each in ways)
-    }
-    titles = [each.setup.way.title for each in next(iter(names.values()), [])]
+    trained = (
+        *(_line(name, of, _per_replica) for name, of in kinds),
+        _line("batch does not grow", found.fixed, _per_replica),
+        _line("bound", scales, lambda each: each.setup.bound / each.setup.replicas, "--"),
+    )
+    stale = (_line("mean", scales, lambda each: each.staleness), _line("most", scales, lambda each: each.stalest))
+    used = tuple(_line(name, of, lambda each: each.used) for name, of in kinds)
+    idle = tuple(_line(name, of, lambda each: each.idle) for name, of in kinds)
     return [
-        Panel(
-            "fleet used", "replicas", "share", tuple(line(name, of, lambda each: each.used) for name, of in kinds), "x"
-        ),
-        Panel(
-            "learner idle",
-            "replicas",
-            "share",
-            tuple(line(name, of, lambda each: each.idle) for name, of in kinds),
-            "x",
-        ),
-        Panel(
-            "trained",
-            "replicas",
-            "groups/s per replica",
-            (
-                *(line(name, of, _per_replica) for name, of in kinds),
-                line("batch does not grow", found.fixed, _per_replica),
-                line("bound", scales, lambda each: each.setup.bound / each.setup.replicas, "--"),
-            ),
-            "x",
-        ),
-        Panel(
-            "staleness",
-            "replicas",
-            "rollout steps",
-            (line("mean", scales, lambda each: each.staleness), line("most", scales, lambda each: each.stalest)),
-            "x",
-        ),
-        Panel(
-            "max_staleness",
-            "rollout steps",
-            "stale groups",
-            (
-                Series(
-                    "",
-                    tuple(float(each.setup.max_staleness) for each in found.bounds),
-                    tuple(each.stale_groups for each in found.bounds),
-                ),
-            ),
-        ),
-        Panel(
-            f"tokens in vain: {', '.join(titles)}",
-            "selection",
-            "share of those drawn",
-            tuple(
-                Series(
-                    name,
-                    tuple(map(float, range(len(of)))),
-                    tuple(each.filtered + each.stale + each.lost for each in of),
-                    "o",
-                )
-                for name, of in names.items()
-            ),
-        ),
+        Panel("fleet used", "replicas", "share", used, "x"),
+        Panel("learner idle", "replicas", "share", idle, "x"),
+        Panel("trained", "replicas", "groups/s per replica", trained, "x"),
+        Panel("staleness", "replicas", "rollout steps", stale, "x"),
+        Panel("max_staleness", "rollout steps", "stale groups", (_stale_by_bound(found.bounds),)),
+        _in_vain(found.ways),
     ]
+
+
+def _line(label: str, results: Sequence[Result], value: Callable[[Result], float], style: str = "o-") -> Series:
+    x = tuple(float(each.setup.replicas) for each in results)
+    return Series(label, x, tuple(map(value, results)), style)
+
+
+def _stale_by_bound(bounds: Sequence[Result]) -> Series:
+    x = tuple(float(each.setup.max_staleness) for each in bounds)
+    return Series("", x, tuple(each.stale_groups for each in bounds))
+
+
+def _in_vain(ways: Sequence[Result]) -> Panel:
+    """The share of drawn tokens that were not trained, by selection and population of prompts."""
+    populations = dict.fromkeys(each.setup.population for each in ways)
+    names = {name: [each for each in ways if each.setup.population == name] for name in populations}
+    titles = [each.setup.way.title for each in next(iter(names.values()), [])]
+    lines = tuple(
+        Series(
+            name, tuple(map(float, range(len(of)))), tuple(each.filtered + each.stale + each.lost for each in of), "o"
+        )
+        for name, of in names.items()
+    )
+    return Panel(f"tokens in vain: {', '.join(titles)}", "selection", "share of those drawn", lines)
