@@ -86,45 +86,49 @@ def saturated(parts: Sequence[Part]) -> str:
 
 def panels(found: Study) -> list[Panel]:
     """Use, staleness and waste by replicas; beside synchronous fleets; by max_staleness and selection."""
-    scales = found.scales
-    kinds = (("asynchronous", scales), ("synchronous, refill", found.refilled), ("published", found.published))
+    kinds = (("asynchronous", found.scales), ("synchronous, refill", found.refilled), ("published", found.published))
+
+    def by_kind(value: Callable[[Result], float]) -> tuple[Series, ...]:
+        return tuple(_line(name, results, value) for name, results in kinds)
+
     trained = (
-        *(_line(name, of, _per_replica) for name, of in kinds),
+        *by_kind(_per_replica),
         _line("batch does not grow", found.fixed, _per_replica),
-        _line("bound", scales, lambda each: each.setup.bound / each.setup.replicas, "--"),
+        _line("bound", found.scales, lambda each: each.setup.bound / each.setup.replicas, "--"),
     )
-    stale = (_line("mean", scales, lambda each: each.staleness), _line("most", scales, lambda each: each.stalest))
-    used = tuple(_line(name, of, lambda each: each.used) for name, of in kinds)
-    idle = tuple(_line(name, of, lambda each: each.idle) for name, of in kinds)
+    staleness = (
+        _line("mean", found.scales, lambda each: each.staleness),
+        _line("most", found.scales, lambda each: each.stalest),
+    )
+    bounds = tuple(float(each.setup.max_staleness) for each in found.bounds)
+    stale = Series("", bounds, tuple(each.stale_groups for each in found.bounds))
     return [
-        Panel("fleet used", "replicas", "share", used, "x"),
-        Panel("learner idle", "replicas", "share", idle, "x"),
+        Panel("fleet used", "replicas", "share", by_kind(lambda each: each.used), "x"),
+        Panel("learner idle", "replicas", "share", by_kind(lambda each: each.idle), "x"),
         Panel("trained", "replicas", "groups/s per replica", trained, "x"),
-        Panel("staleness", "replicas", "rollout steps", stale, "x"),
-        Panel("max_staleness", "rollout steps", "stale groups", (_stale_by_bound(found.bounds),)),
+        Panel("staleness", "replicas", "rollout steps", staleness, "x"),
+        Panel("max_staleness", "rollout steps", "stale groups", (stale,)),
         _in_vain(found.ways),
     ]
 
 
 def _line(label: str, results: Sequence[Result], value: Callable[[Result], float], style: str = "o-") -> Series:
-    x = tuple(float(each.setup.replicas) for each in results)
-    return Series(label, x, tuple(map(value, results)), style)
-
-
-def _stale_by_bound(bounds: Sequence[Result]) -> Series:
-    x = tuple(float(each.setup.max_staleness) for each in bounds)
-    return Series("", x, tuple(each.stale_groups for each in bounds))
+    return Series(label, tuple(float(each.setup.replicas) for each in results), tuple(map(value, results)), style)
 
 
 def _in_vain(ways: Sequence[Result]) -> Panel:
-    """The share of drawn tokens that were not trained, by selection and population of prompts."""
-    populations = dict.fromkeys(each.setup.population for each in ways)
-    names = {name: [each for each in ways if each.setup.population == name] for name in populations}
-    titles = [each.setup.way.title for each in next(iter(names.values()), [])]
-    lines = tuple(
+    """Tokens that are not trained, by selection; one series per population."""
+    by_population: dict[str, list[Result]] = {}
+    for each in ways:
+        by_population.setdefault(each.setup.population, []).append(each)
+    titles = ", ".join(each.setup.way.title for each in next(iter(by_population.values())))
+    series = [
         Series(
-            name, tuple(map(float, range(len(of)))), tuple(each.filtered + each.stale + each.lost for each in of), "o"
+            name,
+            tuple(map(float, range(len(results)))),
+            tuple(each.filtered + each.stale + each.lost for each in results),
+            "o",
         )
-        for name, of in names.items()
-    )
-    return Panel(f"tokens in vain: {', '.join(titles)}", "selection", "share of those drawn", lines)
+        for name, results in by_population.items()
+    ]
+    return Panel(f"in vain: {titles}", "selection", "share of the tokens drawn", tuple(series))
