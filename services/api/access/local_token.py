@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import stat
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -26,16 +27,22 @@ def token_path(port: int, environment: Mapping[str, str] = os.environ) -> Path:
 
 
 def write_token(path: Path) -> str:
-    """Write a new token, in place of one that a stack left behind when it was killed. Raises AccessFileError."""
+    """Write a new token, in place of one that a stack left behind when it was killed. Raises AccessFileError.
+
+    A reader finds a whole token or no file: the token is written to a file of its own, mode 0600, and renamed.
+    """
     token = new_token()
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         _check(path.parent.stat(), path.parent)
-        remove_token(path)
-        # O_EXCL: whatever appeared meanwhile, a link included, is not written to.
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, SECRET)
-        with os.fdopen(descriptor, "w", encoding="ascii") as file:
-            file.write(f"{token}\n")
+        descriptor, partial = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+        try:
+            with os.fdopen(descriptor, "w", encoding="ascii") as file:
+                file.write(f"{token}\n")
+            os.replace(partial, path)  # a link at `path` is replaced, not followed
+        except BaseException:
+            os.unlink(partial)
+            raise
     except OSError as error:
         raise _unusable(path, f"a place for the API's token that can be written ({error.strerror})") from None
     return token

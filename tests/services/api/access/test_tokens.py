@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -156,6 +157,22 @@ def test_the_laptops_token_is_for_its_owner_alone(tmp_path: Path) -> None:
     remove_token(path)
     remove_token(path)
     assert not path.exists()
+
+
+def test_a_reader_never_finds_part_of_a_token(tmp_path: Path) -> None:
+    path, written_tokens = tmp_path / "token-1", [write_token(tmp_path / "token-1")]
+
+    def write() -> None:
+        written_tokens.extend(write_token(path) for _ in range(500))
+
+    with ThreadPoolExecutor(1) as writer:
+        writing = writer.submit(write)
+        found = {read_token(path)}
+        while not writing.done():
+            found.add(read_token(path))
+        writing.result()
+    assert found <= set(written_tokens)
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_no_link_is_written_or_read(tmp_path: Path) -> None:
