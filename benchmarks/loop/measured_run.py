@@ -79,7 +79,8 @@ class MeasuredStep:
 class MeasuredRun:
     """A run that has succeeded. Moments in Unix seconds: when the stack was started, ready, the run submitted, ended.
 
-    `cpu`: of all processes of the stack, by role. `folder`: the run's, with its archive and its export.
+    `cpu`: of all processes of the stack, by role. `folder`: the run's, with its archive and its export. `ledger`: None
+    from an older release, whose API has none.
     """
 
     run: str
@@ -90,7 +91,7 @@ class MeasuredRun:
     ended: float
     view: Run
     steps: tuple[MeasuredStep, ...]
-    ledger: LedgerOfRun
+    ledger: LedgerOfRun | None
     cpu: CpuSeries
 
     @property
@@ -107,6 +108,13 @@ class MeasuredRun:
     def evaluated_before(self) -> float:
         """When the evaluation of the initial policy, beside the first steps, ended. Raises ValueError without one."""
         return max(float((found.model_extra or {})["at"]) for found in self.view.evaluations if found.name == BEFORE)
+
+    @property
+    def tokens(self) -> Mapping[str, int]:
+        """The tokens that were generated, by use. Raises MeasuredRunError if the API does not say."""
+        if self.ledger is None:
+            raise MeasuredRunError(f"{self.run}: this release has no ledger of tokens")
+        return self.ledger.tokens
 
     def cpu_s(self, start: float, end: float) -> float:
         """The CPU seconds of the whole stack between two moments."""
@@ -133,7 +141,7 @@ class MeasuredRun:
             "seconds": {name: round(at - self.started, 3) for name, at in moments.items()},
             "cpu seconds": {name: _rounded(self.cpu.between(*phase)) for name, phase in phases.items()},
             "evaluations": [found.model_dump(mode="json") for found in self.view.evaluations],
-            "tokens": self.ledger.tokens,
+            "tokens": self.tokens if self.ledger else {},
             "steps": [
                 {
                     "step": step.step,

@@ -178,8 +178,8 @@ def _of_bound(bound: int, repeats: Sequence[Repeat], base: Sequence[Stages]) -> 
             ratio(f"share of the bound {at}", gains, [stages.bound for stages in base], target),
             ratio(f"share of the second bound {at}", gains, [stages.serial_bound for stages in base]),
         ]
-    trained = [[run.ledger.tokens["trained"] for run in of] for of in (runs, first)]
-    stale = tuple(stale_share(run.ledger.tokens) for run in runs)
+    trained = [[run.tokens["trained"] for run in of] for of in (runs, first)]
+    stale = tuple(stale_share(run.tokens) for run in runs)
     return [
         *found,
         Figure(f"idle share of the learner {at}", tuple(learner_idle(run) for run in runs)),

@@ -22,8 +22,8 @@ from services.streams.delivery.nucleus import joined
 from services.streams.delivery.payloads import SamplePayload
 
 SHARED_ROW_TOKENS = 1024
-"""Maximum length of a row in which responses share one prompt. Its attention mask is dense, so the memory grows with
-the square of the length."""
+"""Maximum length of a row in which responses share one prompt. The attention masks of its responses are dense, so the
+memory grows with the square of the length."""
 
 
 @dataclass(frozen=True)
@@ -106,8 +106,8 @@ def longest_shared_row(budget: int, *, share_prompts: bool) -> int:
 class MicroBatch:
     """The input of one forward pass: B rows of L tokens, and the N response tokens to be trained.
 
-    input_ids, position_ids: int64 [B, L], padded on the right.
-    attention_mask: bool [B, 1, L, L], or None for plain causal rows.
+    input_ids, position_ids: int64 [B, L], padded on the right; or rows of any lengths end to end, as one of L tokens.
+    rows: the lengths of these (`network.attention.Rows`); None for padded, causal rows.
     source: int64 [N], the position in the flattened [B * L] hidden states that predicts each token.
     targets: int64 [N]. data: float64 [N] each until `to` rounds them. replica: int64 [N], as in `EngineComparison.add`.
     nuclei: int32 [N, longest], what each target was drawn from, padded with -1; None: from the whole vocabulary. They
@@ -116,7 +116,7 @@ class MicroBatch:
 
     input_ids: Tensor
     position_ids: Tensor
-    attention_mask: Tensor | None
+    rows: tuple[tuple[int, ...], ...] | None
     source: Tensor
     targets: Tensor
     data: TokenData
@@ -129,7 +129,6 @@ class MicroBatch:
             self,
             input_ids=self.input_ids.to(device),
             position_ids=self.position_ids.to(device),
-            attention_mask=None if self.attention_mask is None else self.attention_mask.to(device),
             source=self.source.to(device),
             targets=self.targets.to(device),
             replica=self.replica.to(device),
@@ -154,6 +153,14 @@ class _Row:
         """The number of input tokens."""
         return row_length(len(self.prompt), [sample for sample, _ in self.samples])
 
+    @property
+    def segments(self) -> tuple[int, ...]:
+        """The lengths of the prompt, with the response if it is alone, and of the responses that share the prompt."""
+        if len(self.samples) == 1:
+            return (self.length,)
+        inputs = (sample.tokens - 1 for sample, _ in self.samples)
+        return (len(self.prompt), *filter(None, inputs))
+
 
 def micro_batches(
     share: Sequence[PlannedSample],
@@ -163,20 +170,26 @@ def micro_batches(
     share_prompts: bool,
     sampled: Sampled | None = None,
 ) -> list[MicroBatch]:
-    """Pack a share into micro-batches of at most `budget` padded tokens. A longer sample gets one of its own.
+    """Pack a share into micro-batches of at most `budget` tokens, padding included. A longer sample is alone in one.
 
-    With `share_prompts`, the responses of a group follow their prompt in one row and do not attend to each other. That
-    gives the same log-probs for a fraction of the tokens. `sampled`: which tokens are compared with the engines'
-    log-probs (None: none). Raises ValueError for a payload that contradicts the batch.
+    With `share_prompts`, rows lie end to end, without padding, and the responses of a group follow their prompt in one
+    row and do not attend to each other. That gives the same log-probs for a fraction of the tokens. `sampled`: which
+    tokens are compared with the engines' log-probs (None: none). Raises ValueError for a payload that contradicts the
+    batch.
     """
     rows = _rows(share, payloads, longest_shared_row(budget, share_prompts=share_prompts))
     rows.sort(key=lambda row: -row.length)
     packed: list[list[_Row]] = []
     for row in rows:
-        if not packed or (len(packed[-1]) + 1) * packed[-1][0].length > budget:
+        if not packed or _tokens([*packed[-1], row], padded=not share_prompts) > budget:
             packed.append([])
         packed[-1].append(row)
-    return [_micro_batch(part, sampled) for part in packed]
+    return [_micro_batch(part, sampled, padded=not share_prompts) for part in packed]
+
+
+def _tokens(rows: Sequence[_Row], *, padded: bool) -> int:
+    """The tokens of a micro-batch with these rows, of which the first is the longest."""
+    return len(rows) * rows[0].length if padded else sum(row.length for row in rows)
 
 
 def filler() -> MicroBatch:
@@ -207,36 +220,41 @@ def _rows(share: Sequence[PlannedSample], payloads: dict[str, SamplePayload], lo
     return rows
 
 
-def _micro_batch(rows: list[_Row], sampled: Sampled | None) -> MicroBatch:
-    width = max(row.length for row in rows)
-    ids = np.zeros((len(rows), width), dtype=np.int64)
-    positions = np.tile(np.arange(width, dtype=np.int64), (len(rows), 1))
-    segments = np.full((len(rows), width), -1, dtype=np.int64)
-    sources = []
-    for index, row in enumerate(rows):
-        prompt = len(row.prompt)
-        ids[index, :prompt], segments[index, :prompt] = row.prompt, 0
-        start = prompt
-        for number, (sample, payload) in enumerate(row.samples, start=1):
-            end = start + sample.tokens - 1
-            ids[index, start:end] = payload.response_ids[:-1]
-            positions[index, start:end] = np.arange(prompt, prompt + sample.tokens - 1)
-            segments[index, start:end] = number
-            sources.append(index * width + np.concatenate([[prompt - 1], np.arange(start, end)]))
-            start = end
+def _micro_batch(rows: list[_Row], sampled: Sampled | None, *, padded: bool) -> MicroBatch:
+    width = _tokens(rows[:1] if padded else rows, padded=padded)
+    ids = np.zeros((len(rows) if padded else 1, width), dtype=np.int64)
+    positions = np.tile(np.arange(width, dtype=np.int64), (len(ids), 1))
+    # Where each row begins in the flattened tokens.
+    starts = np.arange(len(rows)) * width if padded else np.cumsum([0, *(row.length for row in rows[:-1])])
+    sources = [
+        _fill(row, ids.reshape(-1), positions.reshape(-1), start) for row, start in zip(rows, starts, strict=True)
+    ]
     members = [member for row in rows for member in row.samples]
-    shared = len(members) > len(rows)
     return MicroBatch(
         input_ids=torch.from_numpy(ids),
         position_ids=torch.from_numpy(positions),
-        # Padding comes after every real token, so plain rows need no mask besides causality.
-        attention_mask=_mask(torch.from_numpy(segments)) if shared else None,
+        # Padding comes after every real token, so padded rows need no mask besides causality.
+        rows=None if padded else tuple(row.segments for row in rows),
         source=torch.from_numpy(np.concatenate(sources).astype(np.int64)),
         targets=torch.from_numpy(np.concatenate([payload.response_ids for _, payload in members]).astype(np.int64)),
         data=_token_data(members),
         replica=torch.from_numpy(np.concatenate([_replica(*member, sampled) for member in members])),
         nuclei=_nuclei([payload for _, payload in members]),
     )
+
+
+def _fill(row: _Row, ids: np.ndarray, positions: np.ndarray, start: int) -> np.ndarray:
+    """Write a row's inputs and their positions, from `start` on. Returns the sources of its response tokens."""
+    prompt, sources = len(row.prompt), []
+    ids[start : start + prompt], positions[start : start + prompt] = row.prompt, np.arange(prompt)
+    last, place = start + prompt - 1, start + prompt
+    for sample, payload in row.samples:
+        end = place + sample.tokens - 1
+        ids[place:end] = payload.response_ids[:-1]
+        positions[place:end] = np.arange(prompt, prompt + sample.tokens - 1)
+        sources.append(np.concatenate([[last], np.arange(place, end)]))
+        place = end
+    return np.concatenate(sources)
 
 
 def _replica(sample: PlannedSample, payload: SamplePayload, sampled: Sampled | None) -> np.ndarray:
@@ -264,15 +282,3 @@ def _token_data(members: Sequence[tuple[PlannedSample, SamplePayload]]) -> Token
     advantage, weight = per_sample.repeat_interleave(tokens, dim=0).unbind(1)
     sample = torch.arange(len(members)).repeat_interleave(tokens)
     return TokenData(torch.from_numpy(behaviour.astype(np.float64)), advantage, weight, sample)
-
-
-def _mask(segments: Tensor) -> Tensor:
-    """The attention mask [B, 1, L, L] for segment numbers [B, L], in which 0 is the prompt.
-
-    A token attends to the prompt and, within its own segment, to itself and the tokens before it.
-    """
-    length = segments.shape[1]
-    own = segments.unsqueeze(2) == segments.unsqueeze(1)
-    prompt = (segments == 0).unsqueeze(1)
-    causal = torch.ones(length, length, dtype=torch.bool).tril()
-    return ((own | prompt) & causal).unsqueeze(1)

@@ -33,7 +33,7 @@ IN_DOUBLE = (
     replace(DOUBLE, name="everything", budget=40, algorithm=EVERYTHING, given_proximal=True, checkpointing=True),
     replace(DOUBLE, name="icepop", budget=40, algorithm=ICEPOP, given_proximal=True, share_prompts=False),
     replace(DOUBLE, name="behaviour-proximal", budget=40, algorithm={"proximal": "behaviour", "dual_clip": 1.5}),
-    replace(DOUBLE, name="lopsided", data="lopsided", budget=90, algorithm=EVERYTHING, given_proximal=True),
+    replace(DOUBLE, name="lopsided", data="lopsided", budget=60, algorithm=EVERYTHING, given_proximal=True),
     replace(DOUBLE, name="single", data="single", algorithm=EVERYTHING, given_proximal=True),
 )
 

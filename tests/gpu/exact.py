@@ -71,7 +71,7 @@ def learned(
     found = {}
     for keys, row in rows(data, share_prompts=share_prompts):
         [part] = micro_batches(row, data[1], ROW_TOKENS, share_prompts=share_prompts)
-        assert (part.attention_mask is not None) == (len(row) > 1)
+        assert (part.rows is not None) == share_prompts
         output = trainer._engine(**inputs(part.to(device(), torch.float32)))
         found |= dict(zip(keys, output.logprobs.double().cpu().split([sample.tokens for sample in row]), strict=True))
     return found

@@ -76,21 +76,26 @@ def test_a_shared_row_by_hand() -> None:
     assert micro_batch.data.behaviour.tolist() == [-1, -2, -3, -1, -2]
     assert micro_batch.data.advantage.tolist() == [3, 3, 3, 2, 2]
     assert micro_batch.data.sample.tolist() == [0, 0, 0, 1, 1]
-    assert micro_batch.attention_mask is not None
-    assert micro_batch.attention_mask[0, 0].int().tolist() == [
-        [1, 0, 0, 0, 0],
-        [1, 1, 0, 0, 0],
-        [1, 1, 1, 0, 0],
-        [1, 1, 1, 1, 0],
-        [1, 1, 0, 0, 1],
-    ]
+    assert micro_batch.rows == ((2, 2, 1),)
+
+
+def test_rows_end_to_end_by_hand() -> None:
+    """A response of one token has no input of its own, and a response alone follows its prompt as one segment."""
+    payloads = {"x": payload([7, 8], [1]), "y": payload([7, 8], [4, 5]), "z": payload([9], [6, 3])}
+    share = [planned("x", "g", 1), planned("y", "g", 2), planned("z", "h", 2)]
+    (micro_batch,) = micro_batches(share, payloads, 64, share_prompts=True)
+    assert micro_batch.input_ids.tolist() == [[7, 8, 4, 9, 6]]
+    assert micro_batch.position_ids.tolist() == [[0, 1, 2, 0, 1]]
+    assert micro_batch.rows == ((2, 1), (2,))
+    assert micro_batch.source.tolist() == [1, 1, 2, 3, 4]
+    assert micro_batch.targets.tolist() == [1, 4, 5, 6, 3]
 
 
 def test_plain_rows_by_hand() -> None:
     payloads = {"x": payload([7, 8], [1, 2, 3]), "y": payload([9], [4, 5])}
     share = [planned("y", "h", 2), planned("x", "g", 3)]
     (micro_batch,) = micro_batches(share, payloads, 64, share_prompts=False)
-    assert micro_batch.attention_mask is None
+    assert micro_batch.rows is None
     assert micro_batch.input_ids.tolist() == [[7, 8, 1, 2], [9, 4, 0, 0]]
     assert micro_batch.source.tolist() == [1, 2, 3, 4, 5]
     assert micro_batch.targets.tolist() == [1, 2, 3, 4, 5]
@@ -101,7 +106,7 @@ def test_responses_are_numbered_over_all_rows_of_a_micro_batch() -> None:
     payloads = {"x": payload([7, 8], [1, 2]), "y": payload([7, 8], [4]), "z": payload([9], [5])}
     share = [planned("x", "g", 2), planned("y", "g", 1), planned("z", "h", 1)]
     (micro_batch,) = micro_batches(share, payloads, 64, share_prompts=True)
-    assert micro_batch.input_ids.tolist() == [[7, 8, 1], [9, 0, 0]]
+    assert micro_batch.input_ids.tolist() == [[7, 8, 1, 9]]
     assert micro_batch.targets.tolist() == [1, 2, 4, 5]
     assert micro_batch.data.sample.tolist() == [0, 0, 1, 2]
 
@@ -121,6 +126,17 @@ def test_the_budget_counts_padding_and_a_long_sample_is_alone() -> None:
     found = micro_batches(share, payloads, 20, share_prompts=False)
     assert [tuple(micro_batch.input_ids.shape) for micro_batch in found] == [(1, 32), (2, 8), (2, 6)]
     assert sum(micro_batch.targets.numel() for micro_batch in found) == 48
+
+
+def test_rows_end_to_end_fill_the_budget() -> None:
+    payloads = {f"s{index}": payload([index, 2, 3], [1] * tokens) for index, tokens in enumerate([30, 6, 5, 4, 3])}
+    share = [planned(f"s{index}", str(index), tokens) for index, tokens in enumerate([30, 6, 5, 4, 3])]
+    found = micro_batches(share, payloads, 20, share_prompts=True)
+    assert [(micro_batch.input_ids.shape[1], micro_batch.rows) for micro_batch in found] == [
+        (32, ((32,),)),
+        (15, ((8,), (7,))),
+        (11, ((6,), (5,))),
+    ]
 
 
 def test_a_payload_that_disagrees_with_its_batch_is_named() -> None:

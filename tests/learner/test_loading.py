@@ -14,7 +14,6 @@ from transformers import AutoModelForCausalLM
 
 from learner.training.network import shards
 from learner.training.network.loading import load_network, whole
-from learner.training.network.policy import can_share_prompts, load_policy
 from learner.training.process_group import Ranks
 from learner.training.trainer import Trainer, leave
 from services.settings import Recipe, parse_recipe
@@ -122,15 +121,6 @@ def test_a_damaged_or_missing_shard_is_named(tmp_path: Path) -> None:
     (folder / last).unlink()
     with pytest.raises(ValueError, match=rf"^model: '.*{last}' is not valid: expected a safetensors file; "):
         read(folder, torch.float32)
-
-
-def test_a_window_shorter_than_a_row_is_found(tmp_path: Path) -> None:
-    """A published window is longer than the few tokens that show the other differences."""
-    config = READ_DIRECTLY["mistral"]
-    short = write_model(tmp_path / "short", type(config)(**{**config.to_dict(), "sliding_window": 40}), torch.float32)
-    assert not can_share_prompts(load_policy(short, "float32", 1.0))
-    long = write_model(tmp_path / "long", type(config)(**{**config.to_dict(), "sliding_window": 4096}), torch.float32)
-    assert can_share_prompts(load_policy(long, "float32", 1.0))
 
 
 def partitioned_recipe(folder: Path, dtype: str) -> Recipe:

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, MistralConfig, MistralForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
 from learner.model.source import ModelSourceError, prepare_model
-from learner.training.network.policy import PolicyModel, can_share_prompts, load_policy
+from learner.training.network.policy import can_share_prompts, load_policy
 from learner.training.process_group import Ranks
 from learner.training.trainer import leave
 from learner.weight_sync.snapshot import make_manifest, take_snapshot
@@ -56,23 +56,6 @@ def test_the_packaged_model_is_prepared_once_and_answers(tmp_path_factory: pytes
     answer = model.generate(**prompt, max_new_tokens=8, do_sample=False)
     assert "7" in tokenizer.decode(answer[0, prompt["input_ids"].shape[1] :])
     assert model.generation_config.eos_token_id == 2
-
-
-def test_a_sliding_window_model_does_not_share_prompts(tiny_model: Path) -> None:
-    assert can_share_prompts(load_policy(tiny_model, "float32", 0.7))
-    torch.manual_seed(0)
-    config = MistralConfig(
-        vocab_size=50,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        sliding_window=3,
-        attn_implementation="sdpa",
-        initializer_range=0.5,
-    )
-    assert not can_share_prompts(PolicyModel(MistralForCausalLM(config).eval(), 1.0))
 
 
 def test_a_head_that_does_more_than_a_product_is_rejected(tiny_model: Path) -> None:

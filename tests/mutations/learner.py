@@ -295,12 +295,15 @@ LEARNER: dict[str, list[tuple[str, str, str]]] = {
             "nuclei=_nuclei([payload for _, payload in members[::-1]])",
         ),
         (
-            "packing: responses see each other",
-            "return ((own | prompt) & causal)",
-            "return ((own | prompt | ~own) & causal)",
+            "packing: positions run on",
+            "np.arange(prompt, prompt + sample.tokens - 1)",
+            "np.arange(place - start, end - start)",
         ),
-        ("packing: positions run on", "np.arange(prompt, prompt + sample.tokens - 1)", "np.arange(start, end)"),
-        ("packing: the first token predicted from itself", "np.concatenate([[prompt - 1]", "np.concatenate([[prompt]"),
+        (
+            "packing: the first token predicted from itself",
+            "last, place = start + prompt - 1,",
+            "last, place = start + prompt,",
+        ),
         (
             "token data: advantage and weight swapped",
             "advantage, weight = per_sample",
@@ -322,6 +325,16 @@ LEARNER: dict[str, list[tuple[str, str, str]]] = {
             "found[: span.end] = sampled",
         ),
         ("filler: counts", "zero = torch.zeros(1, dtype=torch.float64)", "zero = torch.ones(1, dtype=torch.float64)"),
+    ],
+    "learner/training/network/attention.py": [
+        ("attention: a token sees the next one", "mask.triu_(longest + 1)", "mask.triu_(longest + 2)"),
+        ("attention: prompts see all of themselves", "is_causal=True", "is_causal=False"),
+        (
+            "attention: responses miss a token of their prompt",
+            "len(mask) - (total - new)",
+            "len(mask) - (total - new) + 1",
+        ),
+        ("attention: a window of one token more", "(back < window)", "(back <= window)"),
     ],
     "learner/training/deepspeed_engine.py": [
         ("value head: at the policy's learning rate", '"lr": value_rate}', '"lr": rate}'),

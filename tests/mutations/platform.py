@@ -403,9 +403,9 @@ PLATFORM = [
     Mutation(
         "sharing: a short window is not probed",
         "learner/training/network/policy.py",
-        "if window < SHARED_ROW_TOKENS), default=0)",
+        "if window < longest), default=0)",
         "if not window), default=0)",
-        ("tests/learner/test_loading.py",),
+        ("tests/learner/test_attention.py",),
     ),
     Mutation(
         "memory: a model that does not fit is loaded",

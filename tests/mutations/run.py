@@ -54,6 +54,7 @@ NEAR = {
     ),
     "learner/algorithm/values.py": ("tests/conformance/test_values.py",),
     "learner/training/shares.py": ("tests/conformance/test_mini_batches.py",),
+    "learner/training/network/attention.py": ("tests/learner/test_attention.py",),
     "learner/training/network/policy.py": ("tests/learner/test_gradients.py", "tests/learner/test_head.py"),
     "learner/training/deepspeed_engine.py": ("tests/learner/test_gradients.py", "tests/learner/test_accumulation.py"),
     "learner/training/trainer.py": ("tests/learner/test_gradients.py", "tests/learner/test_parity.py"),

@@ -6,6 +6,7 @@ Must not know ranks, optimizers or DeepSpeed.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 from learner.algorithm.logprobs import token_logprobs
 from learner.training.minibatches import SHARED_ROW_TOKENS, MicroBatch, micro_batches
+from learner.training.network.attention import NAME, Rows, RowsAttended, attend
 from learner.training.network.float64 import keep_float64
 from learner.training.network.loading import Place, load_network, whole
 from learner.training.shares import PlannedSample
@@ -27,6 +29,8 @@ DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.
 CPU = torch.device("cpu")
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.bfloat16: 0.25}
 """The largest deviation of a log-prob (nats) that rounding can explain, by the dtype of the weights."""
+PROBE_TOKENS = 5
+"""The shortest prompt with which an architecture is tried."""
 
 
 class LogprobHead(nn.Module):
@@ -103,6 +107,7 @@ class PolicyModel(nn.Module):
     ) -> None:
         super().__init__()
         self.causal_lm = causal_lm
+        self._own_attention: str = causal_lm.config._attn_implementation
         self.temperature = temperature
         self.value_head: ValueHead | None = None
         layer = causal_lm.get_output_embeddings()
@@ -117,7 +122,7 @@ class PolicyModel(nn.Module):
         self,
         input_ids: Tensor,
         position_ids: Tensor,
-        attention_mask: Tensor | None,
+        rows: Rows | None,
         source: Tensor,
         targets: Tensor,
         nuclei: Tensor | None = None,
@@ -126,13 +131,21 @@ class PolicyModel(nn.Module):
 
         The heads run on the N hidden states of `source` only.
         """
-        output = self.causal_lm.base_model(
-            input_ids=input_ids, position_ids=position_ids, attention_mask=attention_mask, use_cache=False
-        )
+        self.attend(in_rows=rows is not None)
+        dtype = next(self.parameters()).dtype
+        given = {} if rows is None else {"rows": RowsAttended.of(rows, dtype, input_ids.device)}
+        output = self.causal_lm.base_model(input_ids=input_ids, position_ids=position_ids, use_cache=False, **given)
         hidden = output.last_hidden_state
         wanted = hidden.reshape(-1, hidden.shape[-1]).index_select(0, source)
         logprobs, entropies = self.head(wanted, targets, nuclei)
         return PolicyOutput(logprobs, entropies, None if self.value_head is None else self.value_head(wanted))
+
+    def attend(self, *, in_rows: bool) -> bool:
+        """Choose the attention of the next passes, and of their repetition in backward passes.
+
+        In rows that lie end to end, or within each row of a batch. Returns whether the architecture can.
+        """
+        return attend(self.causal_lm, NAME if in_rows else self._own_attention)
 
     def add_value_head(self, device: torch.device) -> None:
         """Return values too from now on."""
@@ -145,7 +158,7 @@ def inputs(batch: MicroBatch) -> dict[str, Any]:
     return {
         "input_ids": batch.input_ids,
         "position_ids": batch.position_ids,
-        "attention_mask": batch.attention_mask,
+        "rows": batch.rows,
         "source": batch.source,
         "targets": batch.targets,
         "nuclei": None if batch.nuclei is None else batch.nuclei.to(batch.targets.device),
@@ -204,30 +217,16 @@ def _checkpoint_activations(causal_lm: Any) -> None:
 
 @torch.no_grad()
 def can_share_prompts(policy: PolicyModel) -> bool:
-    """Whether this architecture gives a response the same log-probs in a shared row as in a row of its own.
+    """Whether this architecture gives a response the same log-probs in rows end to end as in a row of its own.
 
-    Recurrent models do not, nor those with a sliding window that is shorter than such a row. Raises ValueError if even
-    plain rows differ from the model's own logits: then its head is more than a matrix product, and training would be
+    Recurrent models do not, nor those whose attention is not that of transformers' interface. Raises ValueError if even
+    padded rows differ from the model's own logits: then its head is more than a matrix product, and training would be
     wrong. At ZeRO stage 3 it is collective, and needs the policy's engine, which gathers parameters.
     """
-    vocabulary = policy.causal_lm.get_input_embeddings().num_embeddings
-    device = next(policy.parameters()).device
-    draw = np.random.default_rng(0)
-    tokens = min(5 + _window(policy.causal_lm.config), SHARED_ROW_TOKENS - 8)
-    prompt = draw.integers(0, vocabulary, tokens, dtype=np.int32)
-    answers = [draw.integers(0, vocabulary, size, dtype=np.int32) for size in (3, 4)]
-    expected = torch.cat([_reference(policy, prompt, answer) for answer in answers])
-    payloads = {
-        str(index): SamplePayload(prompt, answer, np.zeros(len(answer), np.float32), "", "stop", ())
-        for index, answer in enumerate(answers)
-    }
-    share = [PlannedSample(key, "g", len(payload.response_ids), 1.0, 1.0) for key, payload in payloads.items()]
-    deviations = {}
-    for shared in (False, True):
-        batches = micro_batches(share, payloads, 2 * SHARED_ROW_TOKENS, share_prompts=shared)
-        found = [policy(**inputs(batch.to(device, policy.token_dtype)))[0] for batch in batches]
-        # Plain rows are sorted by length, so both layouts are brought into one order before the comparison.
-        deviations[shared] = float((torch.cat(found).sort().values - expected.sort().values).abs().max())
+    deviations = dict.fromkeys((False, True), 0.0)
+    for tokens in {PROBE_TOKENS, PROBE_TOKENS + _window(policy.causal_lm.config)}:
+        for shared, deviation in _deviations(policy, tokens).items():
+            deviations[shared] = max(deviations[shared], deviation)
     tolerance = TOLERANCE[next(policy.parameters()).dtype]
     if not deviations[False] <= tolerance:
         name = type(policy.causal_lm).__name__
@@ -241,13 +240,41 @@ def can_share_prompts(policy: PolicyModel) -> bool:
     return deviations[True] <= tolerance
 
 
+def _deviations(policy: PolicyModel, tokens: int) -> dict[bool, float]:
+    """The largest deviation from the model's own log-probs, in nats, of padded rows and of rows end to end.
+
+    Two responses have one prompt of `tokens` tokens, and another has a short one.
+    """
+    vocabulary = policy.causal_lm.get_input_embeddings().num_embeddings
+    draw = np.random.default_rng(0)
+    prompts = [draw.integers(0, vocabulary, size, dtype=np.int32) for size in (tokens, PROBE_TOKENS - 1)]
+    answers = [draw.integers(0, vocabulary, size, dtype=np.int32) for size in (3, 4, 6)]
+    pairs = [(prompts[0], answers[0]), (prompts[0], answers[1]), (prompts[1], answers[2])]
+    expected = torch.cat([_reference(policy, *pair) for pair in pairs])
+    payloads = {
+        str(index): SamplePayload(prompt, answer, np.zeros(len(answer), np.float32), "", "stop", ())
+        for index, (prompt, answer) in enumerate(pairs)
+    }
+    share = [PlannedSample(key, "g", len(payload.response_ids), 1.0, 1.0) for key, payload in payloads.items()]
+    budget, device = 4 * max(SHARED_ROW_TOKENS, tokens), next(policy.parameters()).device
+    deviations = {False: math.inf, True: math.inf}
+    for shared in (False, True)[: 1 + policy.attend(in_rows=True)]:
+        batches = micro_batches(share, payloads, budget, share_prompts=shared)
+        found = [policy(**inputs(batch.to(device, policy.token_dtype)))[0] for batch in batches]
+        # Rows are sorted by length, so both layouts are brought into one order before the comparison.
+        deviations[shared] = float((torch.cat(found).sort().values - expected.sort().values).abs().max())
+    return deviations
+
+
 def _window(config: Any) -> int:
-    """The tokens that a layer attends to at most, if a shared row may hold more; else 0."""
+    """The tokens that a layer attends to at most; 0 if that limits nothing."""
+    longest = getattr(config, "max_position_embeddings", None) or math.inf
     windows = [getattr(config, name, None) or 0 for name in ("sliding_window", "attention_chunk_size")]
-    return max((window for window in windows if window < SHARED_ROW_TOKENS), default=0)
+    return max((window for window in windows if window < longest), default=0)
 
 
 def _reference(policy: PolicyModel, prompt: np.ndarray, answer: np.ndarray) -> Tensor:
+    policy.attend(in_rows=False)
     device = next(policy.parameters()).device
     ids = torch.from_numpy(np.concatenate([prompt, answer]).astype(np.int64)).unsqueeze(0).to(device)
     logits = policy.causal_lm(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1].to(policy.token_dtype)
