@@ -25,7 +25,7 @@ from benchmarks.loop.cpu_seconds import CpuMeter, CpuSeries, Roles
 from benchmarks.report.report import positive
 from deploy.cli.common import open_api
 from penstock_client.client import Client
-from penstock_client.errors import ApiError
+from penstock_client.errors import ApiError, NotThePlatformError
 from penstock_client.models import Evaluation, LedgerOfRun, RolloutStep, Run
 from penstock_client.transport import is_passing
 from services.contracts import BEFORE
@@ -212,11 +212,18 @@ def measure(
 
             view, records = _follow(client, run, look, time.monotonic() + deadline_s)
             ended = time.time()
-            ledger = client.ledger(run)
+            ledger = _ledger(client, run)
     steps = tuple(MeasuredStep.of(record) for record in records)
     return MeasuredRun(
         run, folder.absolute() / run, started, ready, submitted, ended, view, steps, ledger, meter.series
     )
+
+
+def _ledger(client: Client, run: str) -> LedgerOfRun | None:
+    try:
+        return client.ledger(run)
+    except NotThePlatformError:  # it has no such route
+        return None
 
 
 def _follow(client: Client, run: str, look: Callable[[Run], None], ends: float) -> tuple[Run, list[RolloutStep]]:
