@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 # prompts, 24 tokens each: prefill 9.4 s and 103 tok/s with 128; 3.4 s and 142 tok/s with 32.
 BLOCK_SIZE = 32
 RPC_DEADLINE_S = 60.0
+LOOK_S = 1.0
 
 
 class EngineError(RuntimeError):
@@ -221,6 +222,15 @@ class RolloutEngine:
         """Call a method of WorkerExtension in every worker, between two decoding steps; returns the answers by rank."""
         async with asyncio.timeout(deadline_s):
             return list(await self._llm.collective_rpc(method, args=args))
+
+    async def use_spare_cores(self, least: int, most: int) -> None:
+        """Look once a second with how many threads the engine may compute, until cancelled; see SpareCores.
+
+        Raises TimeoutError, vLLM's EngineDeadError.
+        """
+        while True:
+            await self.call_workers("use_spare_cores", least, most)
+            await asyncio.sleep(LOOK_S)
 
     async def apply_staged(self, version: int, deadline_s: float) -> None:
         """Apply the staged weights at a token boundary; running requests continue with them.

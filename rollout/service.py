@@ -157,13 +157,20 @@ class Replica:
         follower = asyncio.create_task(self._follower.run())
         pull = asyncio.create_task(self._pull())
         keeper = asyncio.create_task(self._worker.keep())
+        beside = [keeper, *self._thread_looks()]
         try:
-            await _first_of(follower, pull, keeper, self._context.stopping.wait())
+            await _first_of(follower, pull, *beside, self._context.stopping.wait())
             self._worker.end()
             await self._context.heartbeat.update(state="draining")
             await self._drain(follower, pull)
         finally:
-            await cancel_and_wait(follower, pull, keeper, *self._groups)
+            await cancel_and_wait(follower, pull, *beside, *self._groups)
+
+    def _thread_looks(self) -> list[asyncio.Task[None]]:
+        rollout = self._context.record.recipe.rollout
+        if rollout.max_threads is None:
+            return []
+        return [asyncio.create_task(self._engine.use_spare_cores(rollout.threads, rollout.max_threads))]
 
     async def _drain(self, follower: asyncio.Task[None], pull: asyncio.Task[None]) -> None:
         self._follower.close()

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from vllm import _custom_ops
+from vllm._custom_ops import create_onednn_mm
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
     WeightTransferInitInfo,
@@ -27,6 +29,7 @@ from vllm.platforms import current_platform
 from vllm.v1.sample import sampler
 
 from rollout.processes.environment import OWNER_VARIABLE, TRANSFER_BACKEND
+from rollout.processes.spare_cores import CoreUsage, SpareCores
 from rollout.staging import Staging, StagingOptions, StagingProgress
 from services.contracts import WeightManifest, WeightPlan, parse_manifest
 
@@ -118,6 +121,7 @@ class WorkerExtension:
 
     rank: int
     weight_transfer_engine: Any
+    _spare_cores: SpareCores | None = None
 
     def stage_weights(
         self, plan: str, manifest: str, base_rank: int, backend: str, on_host: bool, listener: str = ""
@@ -134,6 +138,23 @@ class WorkerExtension:
         """The last staging's StagingProgress as plain data."""
         staging: Staging | None = self.weight_transfer_engine.staging
         return (staging.progress if staging is not None else StagingProgress("failed", "nothing was staged")).as_dict()
+
+    def use_spare_cores(self, least: int, most: int) -> int:
+        """Look at the cores, and compute with `least` threads, up to `most` while cores are idle. Returns their number.
+
+        Called about once a second. Where the kernel does not tell what it takes, it stays at `least`.
+        """
+        usage = CoreUsage.now()
+        if usage is None:
+            return least
+        self._spare_cores = self._spare_cores or SpareCores(least, most, usage)
+        return self.set_threads(self._spare_cores.next(usage))
+
+    def set_threads(self, threads: int) -> int:
+        """Compute with so many threads from now on; returns their number."""
+        if threads != torch.get_num_threads():
+            torch._C.set_num_threads(threads)  # vLLM replaces torch.set_num_threads by a warning
+        return torch.get_num_threads()
 
     def abandon_staging(self) -> None:
         """Stop receiving; the weights in use stay as they are."""
@@ -173,12 +194,22 @@ def _no_ranks(logprobs: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
     return torch.zeros(logprobs.shape[0], dtype=torch.int64)
 
 
+def _create_matrix_product(weight: torch.Tensor, _: int) -> Any:
+    """oneDNN's product with a weight, which keeps what it compiled for one number of rows, not for 32.
+
+    It computes with the threads of that moment for ever, `use_spare_cores` or not. oneDNN itself keeps what it compiled
+    by rows and threads, so nothing is compiled twice.
+    """
+    return create_onednn_mm(weight, 1)
+
+
 def _register() -> None:
     if TRANSFER_BACKEND not in WeightTransferEngineFactory._registry:
         WeightTransferEngineFactory.register_engine(TRANSFER_BACKEND, StagedTransfer)
         _watch_owner()
         if current_platform.is_cpu():
             sampler.batched_count_greater_than = _no_ranks
+            _custom_ops.create_onednn_mm = _create_matrix_product
 
 
 _register()

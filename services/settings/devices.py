@@ -26,6 +26,18 @@ def replica_faults(rollout: RolloutSettings) -> Iterator[str]:
     yield invalid("rollout.gpus", gpus, f"0 (on CPU), {workers} (rollout.tensor_parallel){share}")
 
 
+def thread_faults(rollout: RolloutSettings) -> Iterator[str]:
+    """More threads than its own are for an engine of one process on CPUs."""
+    most, field = rollout.max_threads, "rollout.max_threads"
+    if most is None:
+        return
+    if most < rollout.threads:
+        yield invalid(field, most, f"rollout.threads = {rollout.threads} or more, or null")
+    if rollout.gpus or rollout.tensor_parallel > 1:
+        given = f"rollout.gpus = {rollout.gpus:g}, rollout.tensor_parallel = {rollout.tensor_parallel}"
+        yield invalid(field, most, f"null with {given}")
+
+
 def architecture_faults(rollout: RolloutSettings, architecture: Architecture | None) -> Iterator[str]:
     """vLLM shares heads, the inner size of the MLP and the vocabulary among its workers, in equal parts.
 

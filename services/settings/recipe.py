@@ -15,7 +15,7 @@ from pydantic import Field, ValidationError, model_validator
 from services.settings.algorithm.section import AlgorithmSettings
 from services.settings.base import Section, storable_faults
 from services.settings.data import HELD_OUT, DataSettings, EvaluationSettings, SourceSettings
-from services.settings.devices import architecture_faults, broadcast_faults, rank_faults, replica_faults
+from services.settings.devices import architecture_faults, broadcast_faults, rank_faults, replica_faults, thread_faults
 from services.settings.engines import schedule_fault
 from services.settings.faults import explained, invalid
 from services.settings.presets import with_preset
@@ -205,6 +205,7 @@ class Recipe(Section):
         learning = self.limits.rollout_steps > 0
         return [
             *replica_faults(self.rollout),
+            *thread_faults(self.rollout),
             *architecture_faults(self.rollout, self.model.architecture),
             *(rank_faults(self.learner) if learning else ()),
             *(broadcast_faults(self.weights, self.rollout, self.learner) if learning else ()),

@@ -101,6 +101,7 @@ class VerifierSettings(Section):
 class RolloutSettings(Section):
     """The vLLM fleet. `threads`: the CPU threads of one replica; `kv_cache_mib`: its KV cache, per device.
 
+    `max_threads`: on CPUs, with how many threads a replica computes while cores are idle (null: `threads`).
     `eager` runs GPUs without CUDA graphs, as CPUs always run. `gpus`: per replica, one for each tensor-parallel worker;
     0: on CPU; a share below 1, for a replica of one worker: others may have the rest of its device. `top_p` below
     1 needs `top_k`, unless the run only evaluates: each sample then has what its tokens were drawn from, at most about
@@ -120,6 +121,7 @@ class RolloutSettings(Section):
     kv_cache_mib: Positive = 512
     eager: bool = False
     threads: Positive = 1
+    max_threads: Positive | None = None
     cpus: Annotated[float, Field(ge=0)] = 1.0
     gpus: Annotated[float, Field(ge=0)] = 0.0
     engine: EngineArguments = Field(default_factory=dict)

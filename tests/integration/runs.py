@@ -33,7 +33,7 @@ def document(model: Path | str, questions: Path, max_staleness: int, steps: int)
     return recipe_document(
         model,
         data={"source": "jsonl", "path": str(questions), "train": 44, "held_out": 12, "options": {}},
-        rollout={"cpus": 0.3},
+        rollout={"cpus": 0.3, "max_threads": 2},
         learner={"cpus": 0.3, "learning_rate": 1e-4},
         limits={"rollout_steps": steps, "max_staleness": max_staleness, "startup_timeout_s": 200},
         algorithm={"overlong": {"cache": 4}},

@@ -20,7 +20,7 @@ from tests.rollout.hand_sampler import task
 from tests.rollout.replica import Replica
 from tests.rollout.waiting import until
 
-SAMPLES, KEPT_TOKENS = 2, 100
+SAMPLES, KEPT_TOKENS = 2, 20
 
 
 async def handed_over(

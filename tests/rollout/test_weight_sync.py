@@ -37,7 +37,7 @@ from services.waits import cancel_and_wait
 from tests.harness.free_ports import free_port
 from tests.harness.small_run import recipe_document, service_context
 from tests.rollout.hand_sampler import LEASE_S, HandSampler, leave_a_group_behind, task
-from tests.rollout.handover import handed_over
+from tests.rollout.handover import KEPT_TOKENS, handed_over
 from tests.rollout.reference import ROUNDING, Policy, assert_written_by
 from tests.rollout.replica import TOP_K, Replica, started_replica
 from tests.rollout.sender import DYING, Sender, manifest_of, send_one_bucket_and_die
@@ -52,6 +52,8 @@ pytestmark = [
 
 # Longer than three KV blocks, so that a stale prefix cache is detected.
 PROMPT = [2, 4, *(7 + (31 * i) % 90 for i in range(98))]
+WHOLE = 900
+"""Tokens of a response that is handed over: a busy machine may draw hundreds between two looks of the test."""
 SERVED = 20
 """The generation of the broadcast group in the test of the replica's loops; higher than those of the syncs."""
 
@@ -98,6 +100,25 @@ async def test_log_probs_follow_consecutive_versions(replica: Replica, policies:
             assert_written_by(policies, PROMPT, generation)
     difference = policies[1].logprobs(PROMPT, generation.response_ids) - generation.behaviour_logprobs
     assert np.abs(difference).max() > 1  # the versions differ enough for the comparison to be meaningful
+
+
+async def test_log_probs_are_the_same_with_more_threads(
+    replica: Replica, policies: dict[int, Policy], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine looks at the cores between two decoding steps; only then does the number of threads change."""
+    monkeypatch.setattr("rollout.engine.LOOK_S", 0.01)
+    looking = asyncio.create_task(replica.engine.use_spare_cores(1, 2))
+    try:
+        found = await asyncio.gather(*(replica.engine.generate(PROMPT, sampling(40), f"look-{i}") for i in range(8)))
+        assert await replica.engine.call_workers("use_spare_cores", 1, 2) in ([1], [2])
+        assert await replica.engine.call_workers("set_threads", 2) == [2]
+        found.append(await replica.engine.generate(PROMPT, sampling(40), "two"))
+        assert await replica.engine.call_workers("set_threads", 1) == [1]
+        found.append(await replica.engine.generate(PROMPT, sampling(40), "one"))
+    finally:
+        await cancel_and_wait(looking)
+    for generation in found:
+        assert_written_by(policies, PROMPT, generation)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
@@ -208,11 +229,11 @@ async def test_a_replica_goes_on_from_what_another_drew(
     replica: Replica, policies: dict[int, Policy], top_k: int | None
 ) -> None:
     """The log-probs of both parts are those of the policy that the responses' versions name."""
-    wanted = from_nuclei(600) if top_k else sampling(600)
+    wanted = from_nuclei(WHOLE) if top_k else sampling(WHOLE)
     kept, found = await handed_over(replica, f"handed-{top_k}", wanted)
-    assert all(100 <= tokens < 600 for tokens in kept)
+    assert all(KEPT_TOKENS <= tokens < WHOLE for tokens in kept)
     for prompt, generation in found:
-        assert [(span.version, span.end) for span in generation.spans] == [(replica.follower.version, 600)]
+        assert [(span.version, span.end) for span in generation.spans] == [(replica.follower.version, WHOLE)]
         assert (generation.nuclei is not None) == bool(top_k)
         assert_written_by(policies, prompt, generation)
 

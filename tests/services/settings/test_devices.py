@@ -42,6 +42,18 @@ def tensor_parallel(workers, gpus, **architecture):
             {"rollout": {"gpus": 2}},
             ["rollout.gpus: 2.0 is not valid", "1 (rollout.tensor_parallel) or a share below 1"],
         ),
+        (
+            {"rollout": {"threads": 3, "max_threads": 2}},
+            ["rollout.max_threads: 2 is not valid: expected rollout.threads = 3 or more, or null"],
+        ),
+        (
+            {"rollout": {"max_threads": 2, "tensor_parallel": 2}},
+            ["rollout.max_threads: 2 is not valid: expected null with rollout.gpus = 0, rollout.tensor_parallel = 2"],
+        ),
+        (
+            {"rollout": {"max_threads": 2, "gpus": 1}},
+            ["rollout.max_threads: 2 is not valid: expected null with rollout.gpus = 1, rollout.tensor_parallel = 1"],
+        ),
         ({"rollout": {"gpus": 1.5}}, ["rollout.gpus: 1.5 is not valid", "1 (rollout.tensor_parallel)"]),
         (
             {"learner": {"gpus": 2}},
