@@ -6,15 +6,17 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
 from benchmarks.learner.gpu.flops import drawn_flops
 from benchmarks.learner.gpu.workload import Shape
 from benchmarks.learner.step.command import TARGETS, figures_of, panel_of
 from benchmarks.learner.step.padded import PaddedLoop
 from benchmarks.learner.step.sides import Side, gemm_peak, measured
-from benchmarks.learner.step.workload import WORKS, Work, recipe_of, shape_of
+from benchmarks.learner.step.workload import DEMO, WORKS, Work, recipe_of, shape_of
 from learner.training.process_group import Ranks
 from learner.training.trainer import Trainer
+from services.settings import parse_recipe
 
 pytestmark = [
     pytest.mark.filterwarnings(f"ignore::{kind}:(torch|deepspeed)") for kind in ("DeprecationWarning", "FutureWarning")
@@ -54,15 +56,14 @@ def test_lengths_are_within_their_bounds() -> None:
         assert len(drawn) == work.groups * work.size
         assert work.shortest <= min(drawn) <= max(drawn) <= work.longest
         assert work.lengths(0) == work.lengths(0)
-    assert [work.rows for work in WORKS.values()] == [7, 14, 8], "as the method says"
+    assert [work.rows for work in WORKS.values()] == [14, 14, 8], "as the method says"
 
 
-def test_the_demo_is_its_recipe(policy: Path) -> None:
-    recipe, work = recipe_of(policy, WORKS["demo"], 1), WORKS["demo"]
-    learner = recipe.learner
-    assert (learner.micro_batch_tokens, learner.mini_batch_groups, learner.threads) == (512, 4, 1)
-    assert (recipe.limits.groups_per_step, recipe.algorithm.group_size) == (work.groups, work.size) == (8, 8)
-    assert recipe.rollout.max_new_tokens == work.longest
+def test_the_demo_is_its_recipe() -> None:
+    work, recipe = WORKS["demo"], parse_recipe(yaml.safe_load(DEMO.read_text()))
+    assert (work.budget, work.mini) == (recipe.learner.micro_batch_tokens, recipe.learner.mini_batch_groups)
+    assert (work.groups, work.size) == (recipe.limits.groups_per_step, recipe.algorithm.group_size)
+    assert work.longest == recipe.rollout.max_new_tokens
 
 
 def test_a_side_reports_what_it_did(policy: Path) -> None:

@@ -5,9 +5,9 @@ the demo's learner has one core). Tokens, advantages and lengths are random, the
 them with seed i. Three rollout steps:
 
   demo        deploy/recipes/smollm2-chain-sum.yaml: 8 groups of 8, prompts of 46 tokens, responses of 8 to 24, two
-              optimizer steps, micro-batches of 512 tokens
+              optimizer steps, micro-batches of 1,024 tokens
   uniform     2 groups of 8 responses of 96 tokens each: a padded loop pads nothing
-  log-normal  2 groups of 8 responses with a median of 56 tokens, sigma 1 of the logarithm, at most 320
+  log-normal  4 groups of 8 responses with a median of 56 tokens, sigma 1 of the logarithm, at most 320
 
 Sides, each in a process of its own, with the same thread count, dtype, AdamW (torch's, fused), clipping, loss
 (learner/algorithm/loss.py) and allocator settings:
@@ -16,9 +16,9 @@ Sides, each in a process of its own, with the same thread count, dtype, AdamW (t
   padded loop  AutoModelForCausalLM with attention mask, rows padded on the right to the longest of the micro-batch, the
                logits of all positions, log_softmax and gather. Responses keep the order of the batch
 
-Both have the same budget of padded tokens per micro-batch. The loop takes as many rows as the longest possible response
-allows, because it does not know the lengths in advance: 7, 14 and 8. Where a rollout step has a second mini-batch, both
-compute its log-probs at the start of the step in a separate pass.
+Both have the same budget of tokens per micro-batch, padding included. The loop takes as many rows as the longest
+possible response allows, because it does not know the lengths in advance: 14, 14 and 8. Where a rollout step has a
+second mini-batch, both compute its log-probs at the start of the step in a separate pass.
 
 Figures. tokens/s: trained response tokens / seconds of the whole rollout step, optimizer included, after one mini-batch
 that warms up. Peak memory: the process's highest resident set (VmHWM), imports included. GEMM peak: the fastest

@@ -27,7 +27,7 @@ class Work:
     """A rollout step: groups of `size` responses, prompts of `prompt` tokens, mini-batches of `mini` groups.
 
     `shortest`, `longest`: tokens of a response. `median`: that of a log-normal length, which is cut at these bounds;
-    None: every length between them is as likely. `budget`: padded tokens of a micro-batch.
+    None: every length between them is as likely. `budget`: tokens of a micro-batch.
     """
 
     name: str
@@ -66,9 +66,9 @@ class Work:
 PADDED_ROWS = 8
 """Responses of a padded micro-batch with lengths of a long tail: one group."""
 WORKS = {
-    "demo": Work("demo", 8, 8, 46, 8, 24, 512, 4),
+    "demo": Work("demo", 8, 8, 46, 8, 24, 1024, 4),
     "uniform": Work("uniform", 2, 8, 46, 96, 96, 2048, 2),
-    "log-normal": Work("log-normal", 2, 8, 46, 4, 320, PADDED_ROWS * (46 + 320 - 1), 2, median=56.0),
+    "log-normal": Work("log-normal", 4, 8, 46, 4, 320, PADDED_ROWS * (46 + 320 - 1), 4, median=56.0),
 }
 
 
