@@ -86,10 +86,11 @@ def test_a_rollout_step_by_hand(name: str, policy: Path, ranks: Ranks) -> None:
     found, trained = run_case(policy, case, ranks)
     exact = case.dtype == "float64"
     assert [step.applied for step in trained.optimizer] == [True, True]
-    for record, (loss, norm) in zip(trained.optimizer, steps, strict=True):
+    # Adam's first step moves each weight by its sign: where a gradient is near 0, float32's rounding decides.
+    bounds = (1e-8, 1e-8) if exact else (1e-5, 3e-4)
+    for record, (loss, norm), bound in zip(trained.optimizer, steps, bounds, strict=True):
         assert record.loss == pytest.approx(loss, rel=1e-8 if exact else 1e-3)
-        # Adam's first step moves each weight by its sign: where a gradient is near 0, float32's rounding decides.
-        assert record.gradient_norm == pytest.approx(norm, rel=1e-8 if exact else 3e-4)
+        assert record.gradient_norm == pytest.approx(norm, rel=bound)
     moved = torch.cat([(found[f"weight.{key}"].double() - initial[key]).flatten() for key in initial])
     wanted = torch.cat([(weights[key] - initial[key]).flatten() for key in initial])
     difference = float((moved - wanted).norm() / wanted.norm())

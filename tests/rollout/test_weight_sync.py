@@ -363,11 +363,20 @@ async def other_tasks(sampler: HandSampler) -> None:
 
 
 async def test_a_replicas_loops_serve_both_lanes(
-    replica: Replica, policies: dict[int, Policy], tmp_path_factory: pytest.TempPathFactory
+    replica: Replica,
+    policies: dict[int, Policy],
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The service with this engine, in a separate run; test_service.py covers the engine's start and stop."""
-    model = tmp_path_factory.getbasetemp() / "start"
-    document = recipe_document(model, limits={"lease_s": LEASE_S})
+    model, looks, look = tmp_path_factory.getbasetemp() / "start", [], replica.engine.use_spare_cores
+
+    async def noted(least: int, most: int) -> None:
+        looks.append((least, most))
+        await look(least, most)
+
+    monkeypatch.setattr(replica.engine, "use_spare_cores", noted)
+    document = recipe_document(model, limits={"lease_s": LEASE_S}, rollout={"max_threads": 2})
     redis = replica.context.redis
     async with service_context(redis, f"serves-{uuid.uuid4().hex[:8]}", document, "rollout") as context:
         sampler = HandSampler(context, await GroupTransitions.fenced(redis, context.keys, "sampler"))
@@ -387,6 +396,7 @@ async def test_a_replicas_loops_serve_both_lanes(
         assert context.heartbeat.info.state == "draining"
         assert len(await sampler.samples(Lane.TRAIN, "last", 4)) == 4, "the group in flight must be finished"
         assert await sampler.all_acked()
+        assert looks == [(1, 2)]
 
 
 async def test_an_incomplete_policy_poisons_the_replica(replica: Replica, policies: dict[int, Policy]) -> None:
