@@ -100,3 +100,9 @@ def test_a_window_that_a_layer_does_not_pass_on_is_found(tmp_path: Path, monkeyp
         lambda new, total, *_: torch.ones(new, total).tril(total - new).bool(),
     )
     assert not can_share_prompts(policy)
+
+
+def test_a_window_that_is_too_long_to_be_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("learner.training.network.policy.PROBED_WINDOW", 7)
+    folder = write_model(tmp_path, READ_DIRECTLY["mistral"], torch.float32)
+    assert not can_share_prompts(load_policy(folder, "float32", 1.0))

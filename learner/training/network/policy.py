@@ -31,6 +31,8 @@ TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.bfloat16: 0.25}
 """The largest deviation of a log-prob (nats) that rounding can explain, by the dtype of the weights."""
 PROBE_TOKENS = 5
 """The shortest prompt with which an architecture is tried."""
+PROBED_WINDOW = 8192
+"""The longest window with which it is tried, because the trial needs the logits of as many tokens."""
 
 
 class LogprobHead(nn.Module):
@@ -224,9 +226,14 @@ def can_share_prompts(policy: PolicyModel) -> bool:
     wrong. At ZeRO stage 3 it is collective, and needs the policy's engine, which gathers parameters.
     """
     deviations = dict.fromkeys((False, True), 0.0)
-    for tokens in {PROBE_TOKENS, PROBE_TOKENS + _window(policy.causal_lm.config)}:
+    window = _window(policy.causal_lm.config)
+    probed = {PROBE_TOKENS, PROBE_TOKENS + window} if window <= PROBED_WINDOW else {PROBE_TOKENS}
+    for tokens in sorted(probed):
         for shared, deviation in _deviations(policy, tokens).items():
             deviations[shared] = max(deviations[shared], deviation)
+    if window > PROBED_WINDOW:
+        log.info("responses do not share prompt rows: a window of %d tokens is too long to be tried", window)
+        deviations[True] = math.inf
     tolerance = TOLERANCE[next(policy.parameters()).dtype]
     if not deviations[False] <= tolerance:
         name = type(policy.causal_lm).__name__
