@@ -94,6 +94,11 @@ def _engine_arguments(recipe: Recipe, model_path: str, replica: str, block_size:
         arguments["max_logprobs"] = _columns(rollout.top_k)
     if rollout.gpus == 0:
         arguments["block_size"] = block_size
+        arguments["kv_transfer_config"] = {
+            "kv_connector": "PromptTails",
+            "kv_connector_module_path": "rollout.processes.prompt_tails",
+            "kv_role": "kv_consumer",
+        }
     return arguments
 
 

@@ -100,6 +100,27 @@ PLATFORM = [
         ("tests/rollout/test_weight_sync.py",),
     ),
     Mutation(
+        "rollout: a prompt's tail is copied before it is computed",
+        "rollout/processes/prompt_tails.py",
+        "return bool(request.num_computed_tokens >= request.num_prompt_tokens)",
+        "return True",
+        ("tests/rollout/test_weight_sync.py",),
+    ),
+    Mutation(
+        "rollout: a prompt's tail is computed by every response",
+        "rollout/processes/prompt_tails.py",
+        "(None if states else 0)",
+        "0",
+        ("tests/rollout/test_weight_sync.py",),
+    ),
+    Mutation(
+        "rollout: the wrong blocks of a prompt are copied",
+        "rollout/processes/prompt_tails.py",
+        "slice((end - num_external_tokens) // self._block_size,",
+        "slice((end - num_external_tokens) // self._block_size + 1,",
+        ("tests/rollout/test_weight_sync.py",),
+    ),
+    Mutation(
         "rollout: all spans carry the first version",
         "rollout/engine.py",
         "VersionSpan(version=int(stamp.version)",

@@ -31,6 +31,7 @@ async def handed_over(
     redis, keys, model = context.redis, context.keys, context.record.recipe.model
     assert model.path is not None
     tokenizer = ChatTokenizer(model.path, context.record.recipe.max_prompt_tokens)
+    tokenizer.stop_ids = []  # as the engine, or a kept part that ends with one by chance is a whole response
     sampler = await GroupTransitions.fenced(redis, keys, "sampler")
     wanted = task(group, SAMPLES).model_copy(update={"sampling": sampling})
     transitions, kept = GroupTransitions(redis, keys, "rollout"), []

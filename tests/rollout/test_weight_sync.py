@@ -25,7 +25,7 @@ import torch
 from learner.training.minibatches import PlannedSample, micro_batches
 from learner.training.network.policy import inputs, load_policy
 from rollout import service
-from rollout.engine import Generation, PoisonedError
+from rollout.engine import Generation, PoisonedError, generation_of
 from rollout.generation import ResponseGenerator
 from rollout.prompts import ChatTokenizer
 from rollout.tasks import GroupWorker, LeasedTask
@@ -102,6 +102,16 @@ async def test_log_probs_follow_consecutive_versions(replica: Replica, policies:
     assert np.abs(difference).max() > 1  # the versions differ enough for the comparison to be meaningful
 
 
+@pytest.mark.parametrize("length", [3, 32, 33, 46, 64, 98])
+async def test_a_group_computes_its_prompt_once(replica: Replica, policies: dict[int, Policy], length: int) -> None:
+    """Except for the last token, and from whichever response came first; vLLM's blocks have 32 tokens."""
+    prompt, wanted, names = PROMPT[1 : 1 + length], sampling(300), [f"once-{length}-{i}" for i in range(4)]
+    outputs = await asyncio.gather(*(replica.engine._final_output(prompt, wanted, name, None) for name in names))
+    assert sorted(output.num_cached_tokens for output in outputs)[1:] == [length - 1] * 3
+    for name, output in zip(names, outputs, strict=True):
+        assert_written_by(policies, prompt, generation_of(output.outputs[0], name, 128))
+
+
 async def test_log_probs_are_the_same_with_more_threads(
     replica: Replica, policies: dict[int, Policy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -167,7 +177,9 @@ async def test_running_requests_continue_with_the_new_weights(replica: Replica, 
         drawn: list[Generation] = []
         while not acked.is_set():
             wanted = from_nuclei(700) if i == 0 else sampling(700 - 60 * i)
-            drawn.append(await replica.engine.generate(PROMPT[: 50 + i], wanted, f"r{i}-{len(drawn)}"))
+            # Two with one prompt, whose KV blocks the second copies from the first, with the weights of that moment.
+            names = [f"r{i}-{len(drawn)}-{j}" for j in range(2)]
+            drawn += await asyncio.gather(*(replica.engine.generate(PROMPT[: 50 + i], wanted, name) for name in names))
         return drawn
 
     streams = [asyncio.create_task(stream(i)) for i in range(3)]
