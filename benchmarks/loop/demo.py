@@ -12,8 +12,10 @@ cores. The parts of a run, on the wall clock:
     end        from there until the run has ended: publishing, the last evaluation, the export
     whole      from the start of `penstock up` until the run has ended; the stop of the stack is not counted
 
-CPU-seconds are those of all processes of the stack, Ray and Redis among them. The gain is avg@4 on the held-out
-questions after training, less that before it.
+CPU-seconds are those of all processes of the stack, Ray and Redis among them, and during the steps also those of the
+parts that use most. What the learner waits for a publication is the step metric `commit_wait_seconds`: its weights
+change again only once the fleet holds the last version and that is recorded; a checkpoint waits for it, too. The gain
+is avg@4 on the held-out questions after training, less that before it.
 
 With --before CHECKOUT another checkout of the project runs in turn with this one, with the same seed, with its own
 recipe, in its own environment (CHECKOUT/.venv) if it has one, and else in this one's. Which of the two is first turns
@@ -38,6 +40,8 @@ NAME = "demo"
 SEEDS, STEPS = 5, 12
 STEPS_S, WHOLE_S = 270.0, 420.0
 """The targets for STEPS rollout steps and for the whole demo, on the reference machine."""
+WAIT_S = 0.5
+"""The target for what the learner waits for a publication per step, on average."""
 REFERENCE = (
     f"The targets of {STEPS_S:g} s and {WHOLE_S:g} s belong to the reference machine, two cores with AVX2 and no newer "
     "vector instructions, and to 12 steps; elsewhere they say little."
@@ -55,6 +59,9 @@ CPU_SECONDS: Mapping[str, Callable[[MeasuredRun], float]] = {
     "whole": lambda run: run.cpu_s(run.started, run.ended),
 }
 """The CPU-seconds of parts."""
+ROLES = ("learner", "engine", "ray", "controller", "rollout", "sampler", "verifier", "redis")
+"""The processes whose CPU-seconds during the steps are shown, by role."""
+WAIT = "commit_wait_seconds"
 
 
 def gain(run: MeasuredRun) -> float:
@@ -67,6 +74,9 @@ def figures(runs: Sequence[MeasuredRun], before: Sequence[MeasuredRun], *, with_
     targets = {"steps": Target(most=STEPS_S), "whole": Target(most=WHOLE_S)} if with_targets else {}
     found = [Figure(name, tuple(map(of, runs)), "s", targets.get(name)) for name, of in SECONDS.items()]
     found += [Figure(f"CPU, {name}", tuple(map(of, runs)), "CPU-s") for name, of in CPU_SECONDS.items()]
+    spent = [run.cpu.between(run.first_dispatch, run.last_update) for run in runs]
+    found += [Figure(f"CPU, steps: {role}", tuple(run.get(role, 0.0) for run in spent), "CPU-s") for role in ROLES]
+    found += _waits(runs, Target(most=WAIT_S) if with_targets else None)
     found += _scores("", runs)
     if before:
         found += [
@@ -78,6 +88,14 @@ def figures(runs: Sequence[MeasuredRun], before: Sequence[MeasuredRun], *, with_
         ]
         found += _scores(" (the other checkout)", before)
     return found
+
+
+def _waits(runs: Sequence[MeasuredRun], target: Target | None) -> list[Figure]:
+    waits = [[step.metrics[WAIT] for step in run.steps] for run in runs]
+    return [
+        Figure("the learner waits for a publication, mean of the steps", tuple(map(fmean, waits)), "s", target),
+        Figure("the learner waits for a publication, longest", tuple(map(max, waits)), "s"),
+    ]
 
 
 def _scores(of: str, runs: Sequence[MeasuredRun]) -> list[Figure]:

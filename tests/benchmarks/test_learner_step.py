@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,10 @@ from benchmarks.learner.step.padded import PaddedLoop
 from benchmarks.learner.step.sides import Side, gemm_peak, measured
 from benchmarks.learner.step.workload import DEMO, WORKS, Work, recipe_of, shape_of
 from learner.training.process_group import Ranks
+from learner.training.shares import PlannedSample
 from learner.training.trainer import Trainer
 from services.settings import parse_recipe
+from services.streams.delivery.payloads import SamplePayload
 
 pytestmark = [
     pytest.mark.filterwarnings(f"ignore::{kind}:(torch|deepspeed)") for kind in ("DeprecationWarning", "FutureWarning")
@@ -39,6 +42,21 @@ def test_both_sides_train_the_same_gradient(policy: Path, ranks: Ranks) -> None:
             found, expected = learned[ours][moment], loop.optimizer.state[theirs][moment]
             torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max()), msg=name)
     trainer.close()
+
+
+def test_the_padded_loop_does_not_sort(policy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its micro-batches follow the order of the batch, so that a short response is padded to a long one beside it."""
+    loop, order, logprobs = PaddedLoop(policy, recipe_of(policy, SMALL, 1), SMALL), [], PaddedLoop._logprobs
+
+    def noted(loop: PaddedLoop, rows: Sequence[PlannedSample], payloads: dict[str, SamplePayload]) -> torch.Tensor:
+        if torch.is_grad_enabled():
+            order.extend(row.payload for row in rows)
+        return logprobs(loop, rows, payloads)
+
+    monkeypatch.setattr(PaddedLoop, "_logprobs", noted)
+    batch, payloads = SMALL.step(shape_of(policy).vocabulary, 3)
+    loop.train(batch, payloads)
+    assert order == list(payloads)
 
 
 def test_operations_by_hand() -> None:

@@ -165,6 +165,10 @@ def test_the_demo_is_timed_in_parts() -> None:
     assert parts == {"up": 10.0, "prepare": 10.0, "steps": 49.0, "end": 20.0, "whole": 90.0}
     assert str(found["whole"].target) == "<= 420"
     assert found["CPU, whole"].values == (135.0, 135.0)
+    assert found["CPU, steps: learner"].values == pytest.approx((49.0, 49.0))
+    assert found["CPU, steps: ray"].values == (0.0, 0.0)
+    waits = [found[f"the learner waits for a publication, {of}"] for of in ("mean of the steps", "longest")]
+    assert [(wait.values, str(wait.target)) for wait in waits] == [((0.25, 0.25), "<= 0.5"), ((0.25, 0.25), "None")]
     assert found["gain"].values == (0.25, 0.5)
     assert demo.spread(runs) == "gain over 2 seeds: mean +0.375, standard deviation 0.177"
     assert demo.spread(runs[:1]) == "gain over 1 seed: mean +0.250"

@@ -36,11 +36,16 @@ class PaddedLoop:
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=rate, weight_decay=decay, fused=True)
 
     def train(self, batch: Batch, payloads: dict[str, SamplePayload]) -> list[tuple[float, float]]:
-        """One optimizer step per mini-batch. Returns the loss and the gradient's norm before clipping, of each."""
+        """One optimizer step per mini-batch. Returns the loss and the gradient's norm before clipping, of each.
+
+        `payloads`: in the order in which the responses are cut into micro-batches.
+        """
         settings = self._recipe.learner
         reduction, longest = self._recipe.algorithm.reduction, self._recipe.rollout.max_new_tokens
         plans = plan_step(batch, settings.mini_batch_groups, reduction, 1, longest=longest, row_tokens=0)
-        work = [self._cut(plan.shares[0]) for plan in plans]
+        place = {payload: at for at, payload in enumerate(payloads)}
+        # A plan's share begins with the longest responses: sorted by length, a padded loop would hardly pad.
+        work = [self._cut(sorted(plan.shares[0], key=lambda row: place[row.payload])) for plan in plans]
         # Those of the policy at the start; in the first optimizer step its own pass gives them.
         with torch.no_grad():
             before = [[self._logprobs(rows, payloads) for rows in part] for part in work[1:]]
