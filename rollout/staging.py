@@ -9,7 +9,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from socket import AF_UNIX, SOCK_DGRAM, socket
@@ -50,12 +50,6 @@ def checksum_of(bucket: torch.Tensor) -> int:
     return int(bucket.view(torch.int64).sum())
 
 
-def _empty(size: int, device: torch.device) -> torch.Tensor:
-    if device.type == "cpu":
-        return torch.from_numpy(empty_bucket(size))
-    return torch.empty(size, dtype=torch.uint8, device=device)
-
-
 def _views(bucket: tuple[TensorEntry, ...], buffer: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
     for entry, offset in zip(bucket, bucket_layout(bucket).offsets, strict=True):
         dtype: torch.dtype = getattr(torch, entry.dtype)
@@ -67,8 +61,8 @@ def _views(bucket: tuple[TensorEntry, ...], buffer: torch.Tensor) -> Iterator[tu
 class StagingOptions:
     """How a worker receives: its rank in the broadcast group, backend and device.
 
-    `on_host` moves each bucket to the host's memory as soon as it has arrived. `listener`: the address of the Unix
-    socket that gets a datagram when the staging has ended; "": none.
+    `on_host` moves each bucket to the host's memory as soon as it has arrived; from a CPU it need not. `listener`: the
+    address of the Unix socket that gets a datagram when the staging has ended; "": none.
     """
 
     rank: int
@@ -82,9 +76,14 @@ class Staging:
     """One attempt to receive one version. The group is kept in `channel` for the next plan of its generation."""
 
     def __init__(
-        self, options: StagingOptions, plan: WeightPlan, manifest: WeightManifest, channel: Channel | None
+        self,
+        options: StagingOptions,
+        plan: WeightPlan,
+        manifest: WeightManifest,
+        channel: Channel | None,
+        memory: Sequence[torch.Tensor] = (),
     ) -> None:
-        """Start receiving, through `channel` where that is a formed group."""
+        """Start receiving, through `channel` where that is a formed group, into `memory` where its buckets fit."""
         self.plan = plan
         self.progress = StagingProgress("receiving")
         # It exists before it is formed, so that `abandon` reaches it at any moment.
@@ -94,6 +93,7 @@ class Staging:
         self._joined = channel is not None
         self._options = options
         self._manifest = manifest
+        self._memory = list(memory)
         self._buffers: list[torch.Tensor] = []
         self._abandoned = False
         self._thread = threading.Thread(target=self._run, name="weight-staging", daemon=True)
@@ -105,7 +105,7 @@ class Staging:
             yield from _views(bucket, buffer)
 
     def abandon(self) -> None:
-        """Stop receiving and free the buffers, at once; this also breaks the group for its other members."""
+        """Stop receiving and drop the buffers, at once; this also breaks the group for its other members."""
         self._abandoned = True
         channel = self.channel
         if self.progress.phase == "receiving" and channel is not None:
@@ -113,19 +113,28 @@ class Staging:
             self.channel = None
         self._buffers = []
 
+    def spare_memory(self) -> list[torch.Tensor]:
+        """The host's memory that this staging received into, for the next one; none unless it was received whole."""
+        return self._memory if self.progress.phase == "staged" else []
+
     @classmethod
     def after(
         cls, previous: Staging | None, options: StagingOptions, plan: WeightPlan, manifest: WeightManifest
     ) -> Staging:
-        """Start to receive `plan`: abandon an unfinished staging, reuse a group of the same generation."""
+        """Start to receive `plan`: abandon an unfinished staging, reuse a group of the same generation.
+
+        Also reuse the host's memory that a finished one received into: new memory would be mapped page by page while
+        the bytes wait. Into that of an unfinished one the backend may still write.
+        """
         channel = None
+        memory: list[torch.Tensor] = []
         if previous is not None:
             previous.abandon()
-            channel = previous.channel
+            channel, memory = previous.channel, previous.spare_memory()
         if channel is not None and (channel.generation, channel.world) != (plan.generation, plan.world):
             channel.abort()
             channel = None
-        return cls(options, plan, manifest, channel)
+        return cls(options, plan, manifest, channel, memory)
 
     def _run(self) -> None:
         started = time.monotonic()
@@ -166,10 +175,14 @@ class Staging:
             sums.extend(checksum_of(buffer) for buffer in buffers[len(sums) :])
             channel.finish(work)
 
-        for bucket in self._manifest.buckets:
-            arriving = _empty(bucket_layout(bucket).size, device)
+        sizes, on_host = [bucket_layout(bucket).size for bucket in self._manifest.buckets], device.type == "cpu"
+        if (on_host or self._options.on_host) and sizes != [buffer.numel() for buffer in self._memory]:
+            self._memory = [torch.from_numpy(empty_bucket(size)) for size in sizes]
+        for number, size in enumerate(sizes):
+            arriving = self._memory[number] if on_host else torch.empty(size, dtype=torch.uint8, device=device)
             receive(arriving)
-            buffers.append(arriving.to("cpu", copy=True) if self._options.on_host else arriving)
+            moves = self._options.on_host and not on_host
+            buffers.append(self._memory[number].copy_(arriving) if moves else arriving)
         expected = torch.empty(len(buffers), dtype=torch.int64, device=device)
         receive(expected)
         if wrong := [index for index, sent in enumerate(expected.tolist()) if sums[index] != sent]:

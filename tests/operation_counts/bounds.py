@@ -42,7 +42,6 @@ BOUNDS: dict[str, Bound] = {
     "copies per byte published: sent": Bound(1.0, 1.01, "each bucket once; padding and checksums are below 1 %"),
     "copies per byte published: received": Bound(1.0, 1.01, "as sent"),
     "copies per byte published: staged": Bound(0.0, 0.01, "the buffers that were received are what is applied"),
-    "copies per byte published: staged on the host": Bound(1.0, 1.01, "each bucket moves to the host once"),
     "forward tokens per trained token: one optimizer step": Bound(
         1.25, 1.3, f"{ONE_PASS}; the pass that is trained also gives the proximal log-probs"
     ),
