@@ -5,9 +5,11 @@ Must not measure. Each module has `main(arguments) -> exit status`; its docstrin
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from types import FrameType
 from typing import NamedTuple
 
 
@@ -72,5 +74,16 @@ def listing() -> str:
     return "\n".join(("penstock bench NAME [options]; --help of each says how it measures.", "", *lines))
 
 
+def end_on_sigterm() -> None:
+    """Raise SystemExit at SIGTERM, as Ctrl-C raises KeyboardInterrupt: what the benchmark started ends with it."""
+
+    def end(number: int, _: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_IGN)  # the end, too, takes its time
+        sys.exit(128 + number)
+
+    signal.signal(signal.SIGTERM, end)
+
+
 if __name__ == "__main__":
+    end_on_sigterm()
     sys.exit(main(sys.argv[1:]))

@@ -4,7 +4,8 @@ Must not tune, nor compare with other systems.
 
 For each repeat, the demo's recipe is trained once with each staleness bound 0, 1, 2 and 4, with the repeat's number as
 its seed and in an order that turns from repeat to repeat. Each run has a stack of its own on two cores, where engine
-and learner have one thread each. Only the bound differs; limits.max_inflight_groups is too large to limit a run.
+and learner have one thread each (rollout.max_threads is off). Only the bound differs; limits.max_inflight_groups is
+too large to limit a run.
 
 A rollout step takes the time between the ends of two successive steps' optimizer steps. Left out are the first two
 steps of a run, in which the pipeline fills, those that begin before the evaluation of the initial policy has ended,
@@ -133,9 +134,13 @@ def fleet_idle(run: MeasuredRun) -> float:
 
 
 def document(recipe: Mapping[str, Any], bound: int, seed: int, steps: int) -> dict[str, Any]:
-    """A recipe as one run has it: no other bound limits its groups in flight, and it saves no checkpoint."""
+    """A recipe as one run has it: no other bound limits its groups in flight, and it saves no checkpoint.
+
+    Nor does the engine take the learner's core while that waits, or stages that overlap would be slower ones.
+    """
     limits = {"rollout_steps": steps, "max_staleness": bound, "max_inflight_groups": 256}
-    return changed(recipe, name=f"overlap-{bound}-{seed}", seed=seed, limits=limits, learner={"checkpoint_every": 0})
+    own = {"learner": {"checkpoint_every": 0}, "rollout": {"max_threads": None}}
+    return changed(recipe, name=f"overlap-{bound}-{seed}", seed=seed, limits=limits, **own)
 
 
 def order(repeat: int) -> tuple[int, ...]:

@@ -101,6 +101,7 @@ def test_what_is_submitted_is_valid(tmp_path: Path) -> None:
     for bound in overlap.BOUNDS:
         recipe = parse_recipe(overlap.document(demo_document(), bound, 1, 12))
         assert (recipe.limits.max_staleness, recipe.seed, recipe.limits.rollout_steps) == (bound, 1, 12)
+        assert recipe.rollout.max_threads is None, "a stage has one core, whether it overlaps or not"
         expected = recipe.limits.groups_per_step * (bound + 1)
         assert recipe.limits.max_inflight_groups >= 5 * expected, "it would limit what is measured"
     recipe = parse_recipe(vs_trl.recipe_of(ROOT / DEMO, tmp_path, 2, 12))

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import subprocess
 import sys
+import time
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 
+import psutil
 import pytest
 
 from benchmarks.__main__ import BENCHMARKS, listing, main
@@ -125,3 +129,24 @@ def test_the_command_runs_from_any_folder(tmp_path: Path) -> None:
     assert found.stdout.strip() == listing().strip()
     refused = subprocess.run([*command, "nope"], cwd=tmp_path, env=environment, capture_output=True, timeout=120)
     assert refused.returncode == 2
+
+
+def test_a_benchmark_that_is_ended_leaves_nothing_running(tmp_path: Path) -> None:
+    given = ["data-plane", "--parts", "pending", "--pending", "100", "--out", str(tmp_path)]
+    process = subprocess.Popen([sys.executable, "-m", "benchmarks", *given], cwd=ROOT)
+    started: list[psutil.Process] = []
+    try:
+        ends = time.monotonic() + 60
+        while len(started) < 4:  # Valkey, the sampler, and the stubs of rollout and verifier
+            assert time.monotonic() < ends
+            assert process.poll() is None
+            started = psutil.Process(process.pid).children(recursive=True)
+            time.sleep(0.05)
+        process.terminate()
+        assert process.wait(60) == 128 + signal.SIGTERM
+        assert psutil.wait_procs(started, 30)[1] == []
+    finally:
+        process.kill()
+        for child in started:
+            with suppress(psutil.NoSuchProcess):
+                child.kill()
