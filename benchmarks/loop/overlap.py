@@ -15,13 +15,16 @@ The bound: with staleness 0 a step is one stage after the other. Its stages are 
 last end of its batch's responses), learning (of its optimizer steps) and publishing (until the fleet has the new
 version). Stages that overlap perfectly take as long as the largest of them. So a run is at most 1 / (that stage's
 share) times as fast as with staleness 0: that is the bound, taken from the run with staleness 0 of the same repeat. The
-share of the bound is the speed-up over that run, divided by the bound. As the learner publishes between its optimizer
-steps, learning and publishing do not overlap; the second bound takes both as one stage.
+share of the bound is the speed-up over that run, divided by the bound. The speed-up is that of the learner's input
+tokens per second (a group's prompt counts once), not of steps: where a policy learns more slowly, its responses stay
+longer.
 
 The learner idles while it waits for a batch, the fleet while its engine, of one thread, does not use the processor.
 Stale tokens are the response tokens of groups that were dropped because they exceeded the bound, of all that were
-generated for training. All runs train equally many steps of equally many responses, so about equally many tokens, which
-are printed as a ratio; the held-out accuracy is avg@k after the last step.
+generated for training. Held-out accuracy is avg@k after the last step, when runs have trained different numbers of
+tokens, which are printed as a ratio. Accuracy at equal tokens is that of the responses to the training prompts, before
+filtering, on a straight line between two steps, where a run has trained as many response tokens as the one of its
+repeat with the fewest.
 """
 
 from __future__ import annotations
@@ -29,10 +32,13 @@ from __future__ import annotations
 import argparse
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import accumulate
 from pathlib import Path
 from statistics import fmean
 from typing import Any
+
+import numpy as np
 
 from benchmarks.loop.measured_run import (
     DEMO,
@@ -47,10 +53,13 @@ from benchmarks.report.figures import Figure, Target, ratio
 from benchmarks.report.picture import Panel, Series
 from benchmarks.report.report import Report, options
 from deploy.cli.recipe_files import load_with_files
+from learner.archive import RunArchive
+from services.contracts import Batch
 
 NAME = "overlap"
 BOUNDS = (0, 1, 2, 4)
 """Values of limits.max_staleness; the first one is what the others are compared with."""
+INPUTS = "input_tokens"
 LEAD, TAIL = 2, 1
 """The steps at the start and at the end of a run that are not measured."""
 JUDGED_AT, LEAST_SHARE, MOST_STALE = 2, 0.9, 0.01
@@ -82,11 +91,6 @@ class Stages:
         """The largest speed-up by overlap: 1 / (the largest stage's share of the step)."""
         return self.step / max(self.generation, self.learning, self.publishing)
 
-    @property
-    def serial_bound(self) -> float:
-        """The same where learning and publishing are one stage."""
-        return self.step / max(self.generation, self.learning + self.publishing)
-
 
 def _first(run: MeasuredRun) -> int:
     """The index of the first measured step: it begins after LEAD steps, and after the evaluation before training."""
@@ -113,6 +117,25 @@ def step_seconds(run: MeasuredRun) -> float:
     """Mean seconds of a measured step."""
     begins, ends = span(run)
     return (ends - begins) / len(measured(run))
+
+
+def token_seconds(run: MeasuredRun) -> float:
+    """Mean seconds of a measured input token of the learner; of a run `with_inputs`."""
+    begins, ends = span(run)
+    return (ends - begins) / sum(step.metrics[INPUTS] for step in measured(run))
+
+
+def with_inputs(run: MeasuredRun, archive: RunArchive) -> MeasuredRun:
+    """The run with the learner's input tokens among the metrics of each step, from its archived batches."""
+    writers = archive.trained()
+    inputs = {step: input_tokens(archive.batch(step, writer)) for step, writer in writers.items()}
+    steps = [replace(step, metrics={**step.metrics, INPUTS: inputs[step.step]}) for step in run.steps]
+    return replace(run, steps=tuple(steps))
+
+
+def input_tokens(batch: Batch) -> int:
+    """What the learner's rows hold: each group's prompt once, its responses without their last token."""
+    return sum(group.prompt_tokens + sum(sample.tokens - 1 for sample in group.samples) for group in batch.groups)
 
 
 def stale_share(tokens: Mapping[str, int]) -> float:
@@ -158,7 +181,6 @@ def figures(repeats: Sequence[Repeat]) -> list[Figure]:
     base = [Stages.of(repeat[BOUNDS[0]]) for repeat in repeats]
     found = [
         Figure("bound of the speed-up by overlap", tuple(stages.bound for stages in base)),
-        Figure("bound, learning and publishing as one stage", tuple(stages.serial_bound for stages in base)),
         *(
             Figure(f"{stage} at staleness 0", tuple(getattr(stages, stage) for stages in base), "s a step")
             for stage in ("generation", "learning", "publishing")
@@ -176,23 +198,39 @@ def _of_bound(bound: int, repeats: Sequence[Repeat], base: Sequence[Stages]) -> 
     at = f"at staleness {bound}"
     found = [Figure(f"time per step {at}", tuple(seconds), "s")]
     if bound:
-        gains = [stages.step / own for stages, own in zip(base, seconds, strict=True)]
+        gains = [token_seconds(slow) / token_seconds(fast) for slow, fast in zip(first, runs, strict=True)]
         target = Target(least=LEAST_SHARE) if bound == JUDGED_AT else None
         found += [
-            Figure(f"speed-up {at}", tuple(gains)),
+            Figure(f"speed-up {at}, tokens/s", tuple(gains)),
             ratio(f"share of the bound {at}", gains, [stages.bound for stages in base], target),
-            ratio(f"share of the second bound {at}", gains, [stages.serial_bound for stages in base]),
         ]
-    trained = [[run.tokens["trained"] for run in of] for of in (runs, first)]
+    equal = tuple(accuracy_at(run, fewest(repeat)) for run, repeat in zip(runs, repeats, strict=True))
+    trained, unlike = ([run.tokens["trained"] for run in of] for of in (runs, first))
     stale = tuple(stale_share(run.tokens) for run in runs)
     return [
         *found,
         Figure(f"idle share of the learner {at}", tuple(learner_idle(run) for run in runs)),
         Figure(f"idle share of the fleet {at}", tuple(fleet_idle(run) for run in runs)),
         Figure(f"stale tokens {at}", stale, target=Target(most=MOST_STALE) if bound else None),
-        *([ratio(f"trained tokens {at} / at staleness 0", *trained)] if bound else []),
+        *([ratio(f"trained tokens {at} / at staleness 0", trained, unlike)] if bound else []),
         Figure(f"held-out accuracy {at}", tuple(run.evaluation("after").accuracy for run in runs)),
+        Figure(f"accuracy at equal tokens {at}", equal),
     ]
+
+
+def fewest(repeat: Repeat) -> float:
+    """The fewest response tokens that a run of the repeat has trained."""
+    return min(trained_tokens(run)[-1] for run in repeat.values())
+
+
+def trained_tokens(run: MeasuredRun) -> list[float]:
+    """The response tokens that were trained until each step's end."""
+    return list(accumulate(step.metrics["trained_tokens"] for step in run.steps))
+
+
+def accuracy_at(run: MeasuredRun, tokens: float) -> float:
+    """The accuracy on the training prompts after so many trained response tokens."""
+    return float(np.interp(tokens, trained_tokens(run), [step.metrics["accuracy"] for step in run.steps]))
 
 
 def panels(repeats: Sequence[Repeat]) -> list[Panel]:
@@ -239,6 +277,7 @@ def _repeat(number: int, given: argparse.Namespace, folder: Path) -> Repeat:
     for bound in order(number):
         made = document(recipe.model_dump(mode="json"), bound, given.first_seed + number, given.steps)
         run = measure(made, folder, cores=given.cores, files=files, deadline_s=given.deadline)
+        run = with_inputs(run, RunArchive(run.folder))
         seconds, accuracy = step_seconds(run), run.evaluation("after").accuracy
         print(f"repeat {number}, staleness {bound}: {seconds:.2f} s a step, accuracy {accuracy:.3f}", flush=True)
         runs[bound] = run

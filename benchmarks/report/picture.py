@@ -55,6 +55,8 @@ def draw(title: str, panels: Sequence[Panel], path: Path) -> None:
 
 
 def _draw_panel(axis: Any, panel: Panel) -> None:
+    from matplotlib.ticker import MaxNLocator
+
     for series in panel.series:
         axis.plot(series.x, series.y, series.style, markersize=3, linewidth=1.2, label=series.label)
     axis.set_title(panel.title, fontsize="medium")
@@ -62,8 +64,12 @@ def _draw_panel(axis: Any, panel: Panel) -> None:
     axis.set_ylabel(panel.y_label)
     if "x" in panel.log:
         axis.set_xscale("log")
+    elif all(value.is_integer() for series in panel.series for value in map(float, series.x)):
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     if "y" in panel.log:
         axis.set_yscale("log")
+    else:
+        axis.set_ylim(bottom=min(0.0, axis.get_ylim()[0]))  # else small differences look large
     axis.grid(alpha=0.3)
     if len(panel.series) > 1:
         axis.legend(fontsize="small")

@@ -9,6 +9,13 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+SURPLUS_DEVIATIONS = 2.0
+"""How many standard deviations of the number of survivors are left free of the slots beyond the next two batches.
+
+How many groups survive is binomial: if the expected number filled all slots, every second wave would overfill them, and
+what is kept beyond the slots becomes stale before its turn.
+"""
+
 
 @dataclass(frozen=True)
 class Flow:
@@ -49,13 +56,18 @@ class SlotLimits:
 def continuous(flow: Flow, limits: SlotLimits) -> int:
     """The number of groups to dispatch now so that the expected number of survivors fills the slots.
 
-    A batched group keeps its slot until its rollout step is committed. When widened, and while kept and batched groups
-    leave a slot free: as many groups as fit below `max_inflight`.
+    A batched group keeps its slot until its rollout step is committed. Beyond the batch that is trained and the next
+    one, survivors may be SURPLUS_DEVIATIONS more than expected without overfilling the slots: so few become stale, and
+    the learner does not wait. When widened, and while kept and batched groups leave a slot free: as many groups as fit
+    below `max_inflight`.
     """
-    free = limits.slots - flow.kept - flow.batched
+    held = flow.kept + flow.batched
+    free = limits.slots - held
     if limits.widened and free > 0:
         return limits.room(flow)
-    missing = free - flow.generating * flow.survival
+    surplus = SURPLUS_DEVIATIONS * math.sqrt(max(0, free) * (1.0 - flow.survival))
+    due = max(limits.groups_per_step - flow.kept, 2 * limits.groups_per_step - held)
+    missing = max(free - surplus, min(free, due)) - flow.generating * flow.survival
     if missing <= 0:
         return 0
     return min(limits.room(flow), math.ceil(missing / max(flow.survival, 0.05) - 1e-9))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from benchmarks.loop import demo, held_out, overlap, versions, vs_trl
 from benchmarks.loop.measured_run import (
     DEMO,
     ROOT,
+    MeasuredRun,
     MeasuredStep,
     core_list,
     demo_document,
@@ -22,8 +24,10 @@ from benchmarks.loop.measured_run import (
 )
 from benchmarks.loop.reaching import Spent, Training, of_record, unreached
 from benchmarks.report.figures import Figure
+from services.contracts import BatchGroup, BatchSample
 from services.settings import parse_recipe
 from tests.benchmarks.whole_runs import measured_run, record
+from tests.harness.batches import batch_with
 from tests.harness.stack import command_of
 
 
@@ -113,7 +117,6 @@ def test_what_is_submitted_is_valid(tmp_path: Path) -> None:
 def test_the_bound_is_that_of_the_largest_stage() -> None:
     stages = overlap.Stages(step=12.0, generation=4.0, learning=6.0, publishing=1.5)
     assert stages.bound == 2.0
-    assert stages.serial_bound == 1.6
     found = overlap.Stages.of(measured_run(every=12.0))
     assert found == overlap.Stages(step=12.0, generation=4.0, learning=5.0, publishing=1.0)
 
@@ -141,19 +144,49 @@ def test_stale_tokens_are_a_share_of_those_for_training() -> None:
     assert overlap.stale_share({"generated": 100, "evaluated": 100}) == 0.0
 
 
+def with_metrics(run: MeasuredRun, **by_step: list[float]) -> MeasuredRun:
+    named = [{name: values[at] for name, values in by_step.items()} for at in range(len(run.steps))]
+    steps = [replace(step, metrics={**step.metrics, **own}) for step, own in zip(run.steps, named, strict=True)]
+    return replace(run, steps=tuple(steps))
+
+
+def test_overlap_counts_work_not_steps() -> None:
+    """A step that takes as long and has half as many tokens more is half as fast again."""
+    base = measured_run(every=10.0)
+    long = with_metrics(base, input_tokens=[90.0] * 5, trained_tokens=[75.0] * 5)
+    found = by_name(overlap.figures([{0: base, 1: long, 2: base, 4: base}]))
+    assert found["speed-up at staleness 1, tokens/s"].values == pytest.approx((1.5,))
+    assert found["speed-up at staleness 2, tokens/s"].values == pytest.approx((1.0,))
+
+
+def test_accuracy_is_compared_at_equal_tokens() -> None:
+    few = with_metrics(measured_run(), trained_tokens=[10.0] * 5, accuracy=[0.1, 0.2, 0.3, 0.4, 0.5])
+    many = with_metrics(measured_run(), trained_tokens=[20.0] * 5, accuracy=[0.1, 0.3, 0.5, 0.7, 0.9])
+    found = by_name(overlap.figures([{0: few, 1: many, 2: many, 4: many}]))
+    assert found["accuracy at equal tokens at staleness 0"].values == pytest.approx((0.5,))
+    assert found["accuracy at equal tokens at staleness 1"].values == pytest.approx((0.4,)), "after 50 of 100 tokens"
+
+
+def test_a_prompt_counts_once_in_the_learner_s_inputs() -> None:
+    sample = {"advantage": 0.0, "reward": 1.0, "correct": True, "masked": False, "staleness": 0}
+    samples = tuple(BatchSample(payload=f"p{tokens}", tokens=tokens, **sample) for tokens in (3, 5))
+    group = BatchGroup(group="g", samples=samples, prompt_tokens=46)
+    assert overlap.input_tokens(batch_with([group, group])) == 2 * (46 + 2 + 4)
+
+
 def test_overlap_compares_within_a_repeat() -> None:
     slow, fast = measured_run(every=10.0), measured_run(every=6.25)
     twice = measured_run(every=5.0, stale=20)
     repeats = [{0: slow, 1: fast, 2: twice, 4: twice}, {0: fast, 1: fast, 2: fast, 4: slow}]
     found = by_name(overlap.figures(repeats))
     assert found["bound of the speed-up by overlap"].values == (2.0, 1.25)
-    assert found["speed-up at staleness 2"].values == (2.0, 1.0)
+    assert found["speed-up at staleness 2, tokens/s"].values == (2.0, 1.0)
     assert found["share of the bound at staleness 2"].values == (1.0, 0.8)
     assert str(found["share of the bound at staleness 2"].target) == ">= 0.9"
     assert found["share of the bound at staleness 1"].target is None
     assert found["stale tokens at staleness 2"].values == (0.02, 0.0)
     assert found["trained tokens at staleness 4 / at staleness 0"].values == (1.0, 1.0)
-    assert "speed-up at staleness 0" not in found
+    assert "speed-up at staleness 0, tokens/s" not in found
     assert len(overlap.panels(repeats)) == 3
     assert sorted(overlap.order(1)) == sorted(overlap.BOUNDS)
     assert {overlap.order(number)[0] for number in range(4)} == set(overlap.BOUNDS)

@@ -20,7 +20,8 @@ def record(step: int, ended: float, generation: float = 4.0, learning: float = 5
         "generation_finished_at": ended - learning,
         "learning_started_at": ended - learning,
     }
-    own = {"publish_seconds": 1.0, "batch_wait_seconds": 2.0, "commit_wait_seconds": 0.25, "accuracy": 0.5, **metrics}
+    own = {"publish_seconds": 1.0, "batch_wait_seconds": 2.0, "commit_wait_seconds": 0.25, "accuracy": 0.5}
+    own |= {"input_tokens": 60.0, "trained_tokens": 50.0, **metrics}
     return RolloutStep(id=f"{step}-0", step=step, metrics=own, learning_finished_at=ended, **more)
 
 

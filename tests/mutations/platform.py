@@ -254,6 +254,20 @@ PLATFORM = [
         ("tests/services/sampler/test_publication.py",),
     ),
     Mutation(
+        "sampler: survivors overfill the slots in every second wave",
+        "services/sampler/backpressure.py",
+        "SURPLUS_DEVIATIONS = 2.0",
+        "SURPLUS_DEVIATIONS = 0.0",
+        ("tests/services/sampler/test_backpressure.py",),
+    ),
+    Mutation(
+        "sampler: the next batch is filled with care, too",
+        "services/sampler/backpressure.py",
+        "missing = max(free - surplus, min(free, due))",
+        "missing = free - surplus",
+        ("tests/services/sampler/test_backpressure.py",),
+    ),
+    Mutation(
         "sampler: samples are in the order of their verdicts",
         "services/sampler/groups.py",
         "[self.verdicts[index] for index in sorted(self.verdicts)]",

@@ -30,7 +30,7 @@ from typing import Any
 
 import yaml
 
-from benchmarks.loop.cpu_seconds import CpuMeter
+from benchmarks.loop.cpu_seconds import CpuMeter, Roles
 from benchmarks.loop.measured_run import ROOT, MeasuredRunError, core_list, demo_document, first_cores, pinned, role_of
 from benchmarks.loop.start_up.moments import ORDER, RESPONSE, engine_parts, engine_share, moments_of, phases
 from benchmarks.report.figures import Figure
@@ -89,7 +89,7 @@ def measure(recipe: Mapping[str, Any], folder: Path, cores: Sequence[int], check
     started = time.time()
     with pinned(cores):
         stack = Stack(folder.absolute(), checkout=checkout)
-    with CpuMeter(stack.process.pid, part_of) as meter, stack:
+    with CpuMeter(stack.process.pid, Roles(part_of)) as meter, stack:
         ready = time.time()
         with open_api(f"http://127.0.0.1:{stack.port}") as client:
             submitted = time.time()

@@ -1,5 +1,8 @@
 """Back-pressure by slots: tables of cases, and the properties of every refill rule for any flow."""
 
+import heapq
+import math
+import random
 from dataclasses import replace
 from typing import get_args
 
@@ -50,6 +53,59 @@ def test_slots(max_staleness, steps_left, expected):
 )
 def test_continuous(flow, max_inflight, expected):
     assert continuous(flow, limits_of(max_inflight=max_inflight)) == expected
+
+
+@pytest.mark.parametrize(
+    ("flow", "expected"),
+    [
+        (Flow(generating=0, kept=0, batched=0, survival=1.0), 24),  # all survive: no surplus
+        (Flow(generating=0, kept=0, batched=0, survival=0.5), 35),  # (24 - 2 x sqrt(24 x 0.5)) / 0.5
+        (Flow(generating=0, kept=8, batched=8, survival=0.5), 8),  # (8 - 2 x sqrt(8 x 0.5)) / 0.5
+        (Flow(generating=0, kept=14, batched=8, survival=0.5), 0),  # 2 - 2 x sqrt(2 x 0.5)
+        (Flow(generating=0, kept=0, batched=8, survival=0.5), 21),  # 16 - 2 x sqrt(16 x 0.5), above the 8 of a batch
+        (Flow(generating=0, kept=7, batched=16, survival=0.1), 10),  # the next batch lacks one
+        (Flow(generating=0, kept=0, batched=8, survival=0.05), 165),  # 16 - 2 x sqrt(16 x 0.95)
+    ],
+)
+def test_slots_beyond_two_batches_are_filled_with_care(flow, expected):
+    assert continuous(flow, limits_of(max_staleness=2, max_inflight=400)) == expected
+
+
+def run_ahead(survival, bound, groups, capacity, steps):
+    """A fleet that is a fifth faster than the learner: stale groups of the kept ones, and the learner's idle share.
+
+    `capacity` groups are generated at a time; a batch is trained in one unit of time.
+    """
+    draw, seconds = random.Random(1), capacity * survival / (groups * 1.2)
+    now, idle, free_since, ends, committed, batched, waiting = 0.0, 0.0, 0.0, math.inf, 0, 0, 0
+    kept, running, stale = [], [], 0
+    while committed < steps:
+        fresh = [step for step in kept if staleness(committed + bool(batched), step) <= bound]
+        stale, kept = stale + len(kept) - len(fresh), fresh
+        if not batched and len(kept) >= groups:
+            kept, batched, idle, ends = sorted(kept)[groups:], groups, idle + now - free_since, now + 1.0
+        flow = Flow(waiting + len(running), len(kept), batched, survival)
+        waiting += continuous(flow, limits_of(groups, bound, steps, 10_000))
+        while waiting and len(running) < capacity:
+            waiting -= 1
+            heapq.heappush(running, (now + seconds * draw.uniform(0.7, 1.3), committed))
+        now = min(ends, running[0][0] if running else math.inf)
+        if now == ends:
+            ends, batched, committed, free_since = math.inf, 0, committed + 1, now
+        elif draw.random() < survival:
+            kept.append(heapq.heappop(running)[1])
+        else:
+            heapq.heappop(running)
+    return stale / (stale + steps * groups), idle / now
+
+
+@pytest.mark.parametrize("survival", [0.25, 0.5, 0.9])
+@pytest.mark.parametrize(("groups", "capacity"), [(8, 8), (64, 40)])
+def test_few_groups_become_stale_and_the_learner_does_not_wait(survival, groups, capacity):
+    for bound in (2, 4):
+        stale, idle = run_ahead(survival, bound, groups, capacity, steps=150)
+        assert stale <= 0.01
+        assert idle <= 0.03
 
 
 @pytest.mark.parametrize(
