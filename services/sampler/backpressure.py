@@ -58,19 +58,20 @@ def continuous(flow: Flow, limits: SlotLimits) -> int:
 
     A batched group keeps its slot until its rollout step is committed. Beyond the batch that is trained and the next
     one, survivors may be SURPLUS_DEVIATIONS more than expected without overfilling the slots: so few become stale, and
-    the learner does not wait. When widened, and while kept and batched groups leave a slot free: as many groups as fit
-    below `max_inflight`.
+    the learner does not wait. The last slots are filled by one group at a time. When widened, and while kept and
+    batched groups leave a slot free: as many groups as fit below `max_inflight`.
     """
     held = flow.kept + flow.batched
     free = limits.slots - held
     if limits.widened and free > 0:
         return limits.room(flow)
     surplus = SURPLUS_DEVIATIONS * math.sqrt(max(0, free) * (1.0 - flow.survival))
-    due = max(limits.groups_per_step - flow.kept, 2 * limits.groups_per_step - held)
-    missing = max(free - surplus, min(free, due)) - flow.generating * flow.survival
-    if missing <= 0:
-        return 0
-    return min(limits.room(flow), math.ceil(missing / max(flow.survival, 0.05) - 1e-9))
+    due = min(free, 2 * limits.groups_per_step - held)
+    expected, share = flow.generating * flow.survival, max(flow.survival, 0.05)
+    count = max(math.ceil((due - expected) / share - 1e-9), math.floor((free - surplus - expected) / share))
+    if count <= 0 and free > 0 and not flow.generating:
+        count = 1
+    return min(limits.room(flow), max(0, count))
 
 
 def generation_batch(flow: Flow, limits: SlotLimits) -> int:

@@ -263,8 +263,8 @@ PLATFORM = [
     Mutation(
         "sampler: the next batch is filled with care, too",
         "services/sampler/backpressure.py",
-        "missing = max(free - surplus, min(free, due))",
-        "missing = free - surplus",
+        "due = min(free, 2 * limits.groups_per_step - held)",
+        "due = 0",
         ("tests/services/sampler/test_backpressure.py",),
     ),
     Mutation(

@@ -108,8 +108,8 @@ SAMPLING: dict[str, list[tuple[str, str, str]]] = {
         ),
         (
             "refill: filtered groups are not made up for",
-            "math.ceil(missing / max(flow.survival, 0.05) - 1e-9)",
-            "math.ceil(missing)",
+            "max(flow.survival, 0.05)",
+            "1.0",
         ),
         (
             "staleness: off by one",
