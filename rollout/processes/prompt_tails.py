@@ -59,7 +59,7 @@ class PromptTails(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
         """How many tokens after the first `num_computed_tokens` a running request has; None while it computes them."""
-        reusable = min(request.num_prompt_tokens, request.num_tokens - 1) - num_computed_tokens
+        reusable = _end(request) - num_computed_tokens
         if self._block_size is None or reusable <= 0:
             return 0, False
         states = [_has_prompt(other) for other in self._others(request)]
@@ -73,7 +73,7 @@ class PromptTails(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             return
         if num_external_tokens:
             source = next(filter(_has_prompt, self._others(request)))
-            end = min(request.num_prompt_tokens, request.num_tokens - 1)
+            end = _end(request)
             copied = slice((end - num_external_tokens) // self._block_size, -(-end // self._block_size))
             [sources] = self._kv_cache_manager.get_block_ids(source.request_id)
             [targets] = blocks.get_block_ids()
@@ -138,6 +138,11 @@ class PromptTails(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
 def _prompt(request: Request) -> tuple[int, ...]:
     return tuple(request.prompt_token_ids)
+
+
+def _end(request: Request) -> int:
+    """How many tokens may be another request's: those of the prompt, but the last token has to be computed."""
+    return int(min(request.num_prompt_tokens, request.num_tokens - 1))
 
 
 def _has_prompt(request: Request) -> bool:
