@@ -8,10 +8,15 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator
+from contextlib import redirect_stdout, suppress
+from functools import cache
+from importlib import import_module
+from io import StringIO
 from typing import Any
 
 import typer.main
 
+from benchmarks.__main__ import BENCHMARKS
 from deploy.cli.main import app
 
 ROOT = typer.main.get_command(app)
@@ -55,6 +60,25 @@ def commands_of(line: str) -> Iterator[list[str]]:
             words.append(word)
 
 
+def check_benchmark(command: str, words: list[str]) -> None:
+    """Assert that `penstock bench [NAME ...]` names a benchmark and options that its own help lists."""
+    if words[:1] in ([], ["NAME"]):
+        return
+    benchmark, *rest = words
+    assert benchmark in BENCHMARKS, f"{command}: no benchmark {benchmark}, expected one of {sorted(BENCHMARKS)}"
+    if given := {word for word in rest if word.startswith("--")}:
+        known = {"--help", *re.findall(r"--[a-z][a-z-]*", benchmark_help(benchmark))}
+        assert given <= known, f"{command}: unknown option, expected {sorted(known)}"
+
+
+@cache
+def benchmark_help(name: str) -> str:
+    """What `penstock bench NAME --help` prints."""
+    with redirect_stdout(StringIO()) as printed, suppress(SystemExit):
+        import_module(BENCHMARKS[name].module).main(["--help"])
+    return printed.getvalue()
+
+
 def check_penstock(words: list[str], *, named: bool = False) -> None:
     """Assert that `penstock ...` is a command with existing options, all required options, and its arguments.
 
@@ -64,6 +88,9 @@ def check_penstock(words: list[str], *, named: bool = False) -> None:
     if name in OF_ALL:
         return
     assert name in COMMANDS, f"{command}: no command {name}"
+    if name == "bench":
+        check_benchmark(command, rest)
+        return
     node = COMMANDS[name]
     if hasattr(node, "commands"):
         assert {*rest[:1]} & node.commands.keys(), f"{command}: one of {sorted(node.commands)} is missing"
@@ -71,8 +98,6 @@ def check_penstock(words: list[str], *, named: bool = False) -> None:
     options = {
         flag: parameter for parameter in node.params if parameter.param_type_name == "option" for flag in parameter.opts
     }
-    if node.ignore_unknown_options:  # what follows goes to another program
-        return
     given = [word for word in rest if word.startswith("--")]
     assert set(given) <= options.keys() | {"--help"}, f"{command}: unknown option, expected {sorted(options)}"
     if named and len(rest) == len(given):
