@@ -193,6 +193,24 @@ local function find_samples(group_key, index_list)
   return effects, state, refused
 end
 
+-- The indices, of those in the list, whose sample has the field `prefix` .. index in its group's hash.
+local function samples_with(group_key, prefix, index_list)
+  local found = {}
+  for first = 1, #index_list, 1000 do
+    local indices, fields = slice(index_list, first, math.min(1000, #index_list - first + 1)), {}
+    for at, index in ipairs(indices) do fields[at] = prefix .. index end
+    for at, value in ipairs(redis.call('HMGET', group_key, unpack(fields))) do found[indices[at]] = value end
+  end
+  return found
+end
+
+-- Set fields of a hash: field, value, field, value, ...
+local function set_fields(key, fields)
+  for first = 1, #fields, 1000 do
+    redis.call('HSET', key, unpack(slice(fields, first, math.min(1000, #fields - first + 1))))
+  end
+end
+
 -- Forget pieces of half-drawn responses: per index in `starts`, those from this token on, and with all of them the rest.
 local function forget_pieces(partials_key, starts)
   local doomed = {}

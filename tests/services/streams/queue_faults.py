@@ -41,9 +41,7 @@ FAULTS = {
     ),
     "what is kept of a group outlives its release": Fault("release", "redis.call('UNLINK', partials_key)", ""),
     "a late replica keeps its pieces": Fault("keep_partials", "or lease[1][2] ~= consumer then", "then"),
-    "a second verdict is announced": Fault(
-        "publish_verdicts", "or redis.call('HEXISTS', group_key, 'judged:' .. index) == 1 then", "then"
-    ),
+    "a second verdict is announced": Fault("publish_verdicts", "or judged[index] then", "then"),
     "a verdict of an abandoned history counts": Fault(
         "publish_verdicts", "sample_entry_list[at]) == 0", "sample_entry_list[at]) == 2"
     ),
@@ -57,14 +55,12 @@ FAULTS = {
         "publish_verdicts", "sample_entry_list[at]", "sample_entry_list[1]"
     ),
     "verdicts published together are the first one": Fault("publish_verdicts", "verdict_list[at]", "verdict_list[1]"),
-    "a duplicated verdict counts its tokens again": Fault(
-        "record_verdicts", "verdict_list[at]) == 1 then", "verdict_list[at]) then"
-    ),
+    "a duplicated verdict counts its tokens again": Fault("record_verdicts", "and not known[index] then", "then"),
     "a recorded verdict is not acked": Fault("record_verdicts", "if #acked > 0 then", "if #acked > 9 then"),
     "of verdicts recorded together the first is acked": Fault("record_verdicts", "unpack(acked)", "acked[1]"),
     "verdicts recorded together are the first one": Fault("record_verdicts", "verdict_list[at]", "verdict_list[1]"),
     "a verdict is acked but not recorded": Fault(
-        "record_verdicts", "if state == 'pending' and redis", "if decision ~= 'kept' and state == 'pending' and redis"
+        "record_verdicts", "if state == 'pending' and not", "if decision ~= 'kept' and state == 'pending' and not"
     ),
     "a verdict decides a group that has ended": Fault("record_verdicts", "or state ~= 'pending' or", "or"),
     "a group without a decision stays undecided": Fault(

@@ -24,8 +24,8 @@ for at, index in ipairs(index_list) do
     end
   end
 end
+set_fields(group_key, announced)
 if #announced > 0 then
-  redis.call('HSET', group_key, unpack(announced))
   redis.call('HINCRBY', group_key, 'published', #announced / 2)
   redis.call('HINCRBY', counters_key, 'tokens_generated', tokens)
   redis.call('HINCRBY', in_flight_key, group, tokens)

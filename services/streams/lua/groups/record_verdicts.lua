@@ -8,17 +8,22 @@ local fence, consumer_group, group, decision, rest_task, prompt, posterior, resu
   verdict_list, token_count_list = unpack(args)
 
 local effects, state = find_samples(group_key, index_list)
-local acked, response_tokens = {}, 0
+local known = state == 'pending' and samples_with(group_key, 'verdict:', index_list) or {}
+local acked, recorded, response_tokens = {}, {}, 0
 for at, index in ipairs(index_list) do
   if effects[at] == FRESH then
     acked[#acked + 1] = verdict_entry_list[at]
-    if state == 'pending' and redis.call('HSETNX', group_key, 'verdict:' .. index, verdict_list[at]) == 1 then
+    if state == 'pending' and not known[index] then
+      known[index] = true
+      recorded[#recorded + 1] = 'verdict:' .. index
+      recorded[#recorded + 1] = verdict_list[at]
       response_tokens = response_tokens + tonumber(token_count_list[at])
     else
       effects[at] = LATE
     end
   end
 end
+set_fields(group_key, recorded)
 if #acked > 0 then redis.call('XACK', verdicts_key, consumer_group, unpack(acked)) end
 if response_tokens > 0 then redis.call('HINCRBY', counters_key, 'response_tokens', response_tokens) end
 if decision == '' or state ~= 'pending' or effects[#effects] == OUTSIDE then return effects end
