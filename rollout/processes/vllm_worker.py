@@ -28,6 +28,7 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 from vllm.platforms import current_platform
 from vllm.v1.sample import sampler
 
+from rollout.processes import top_p
 from rollout.processes.environment import OWNER_VARIABLE, TRANSFER_BACKEND
 from rollout.processes.spare_cores import CoreUsage, SpareCores
 from rollout.staging import Staging, StagingOptions, StagingProgress
@@ -210,6 +211,7 @@ def _register() -> None:
         if current_platform.is_cpu():
             sampler.batched_count_greater_than = _no_ranks
             _custom_ops.create_onednn_mm = _create_matrix_product
+            top_p.install()
 
 
 _register()

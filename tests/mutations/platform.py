@@ -107,6 +107,20 @@ PLATFORM = [
         ("tests/rollout/test_weight_sync.py",),
     ),
     Mutation(
+        "rollout: a large nucleus is cut off at the tokens that were looked at",
+        "rollout/processes/top_p.py",
+        "logits[large] = sorted_rows",
+        "del sorted_rows",
+        ("tests/rollout/test_top_p.py",),
+    ),
+    Mutation(
+        "rollout: the token that reaches top-p is outside the nucleus",
+        "rollout/processes/top_p.py",
+        "reached - shares >= wanted",
+        "reached >= wanted",
+        ("tests/rollout/test_top_p.py",),
+    ),
+    Mutation(
         "rollout: a prompt's tail is computed by every response",
         "rollout/processes/prompt_tails.py",
         "(None if states else 0)",
