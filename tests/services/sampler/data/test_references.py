@@ -241,7 +241,6 @@ READ_ONE = "import sys\nsys.stdin.readline()\nprint('{}', flush=True)\n"
         ("raise SystemExit('no such library')", "ended with status 1 after 0 of 2 references: no such library"),
         (READ_ONE + "import os; os.abort()", "died of SIGABRT after 1 of 2 references"),
         (READ_ONE, "ended with status 0 after 1 of 2 references"),
-        (READ_ONE + "import time; time.sleep(60)", r"exceeded its deadline of 1\.1 s and was killed after 1 of 2 ref"),
         (READ_ONE + "print('[]\\n{}')", r"wrote b'\[\]\\n', expected JSON"),
         (READ_ONE + "print('{}\\n{}')", "ended with status 0 after 3 of 2 references"),
     ],
@@ -250,8 +249,16 @@ def test_a_program_that_fails_is_an_error_that_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, message: str
 ) -> None:
     program(tmp_path, monkeypatch, text)
-    monkeypatch.setattr(references, "START_S", 1.0)
     with pytest.raises(ReferenceTrialError, match=f"^the program that tries references {message}"):
+        load_splits(data(write(tmp_path / "rows.jsonl", ["1", "2"]), on_bad_reference="drop"))
+
+
+def test_a_program_that_hangs_is_killed_at_its_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How far it came by then depends on the machine."""
+    program(tmp_path, monkeypatch, READ_ONE + "import time; time.sleep(60)")
+    monkeypatch.setattr(references, "START_S", 1.0)
+    message = r"^the program that tries references exceeded its deadline of 1\.1 s and was killed after [01] of 2 ref"
+    with pytest.raises(ReferenceTrialError, match=message):
         load_splits(data(write(tmp_path / "rows.jsonl", ["1", "2"]), on_bad_reference="drop"))
 
 
