@@ -109,8 +109,11 @@ def test_real_processes_that_end_are_counted() -> None:
 
 
 def test_a_tree_that_has_ended_is_empty() -> None:
-    program = subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE)
+    text = "print(flush=True); input()"
+    program = subprocess.Popen([sys.executable, "-S", "-c", text], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     root = psutil.Process(program.pid)
+    assert program.stdout is not None
+    assert program.stdout.readline() == b"\n"  # Linux shows no command line until the program is loaded
     assert ["input()" in seen.command for seen in tree(root).values()] == [True]
     program.communicate(b"\n")
     assert tree(root) == {}
