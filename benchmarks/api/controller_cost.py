@@ -16,11 +16,12 @@ from functools import partial
 from pathlib import Path
 
 from deploy.local.valkey import EmbeddedValkey
-from services.contracts import EvaluationRecord, Event, Message, ProcessInfo, RunState
+from services.contracts import EvaluationRecord, Event, HostPid, Message, ProcessInfo, RunState
 from services.controller.service import Controller
 from services.settings import load_recipe
 from services.streams.connection.client import Redis, connect
 from services.streams.keys import RunKeys
+from services.streams.runs.places import AvoidedPlace
 from services.streams.state.heartbeat import Heartbeat, live_processes
 from services.streams.state.run_record import RunRecord
 from services.streams.state.runs import RunRecords
@@ -28,6 +29,8 @@ from services.waits import Waits
 
 RECIPE = load_recipe(Path(__file__).parents[2] / "deploy/recipes/qwen2.5-32b-dapo.yaml")
 ENDED_RUNS, EVALUATIONS, EVENTS = 1_000, 2_000, 10_000
+OTHERS = ("sampler", *["learner"] * RECIPE.learner.ranks, *["verifier"] * RECIPE.verifier.replicas)
+"""The processes of the run that are no replicas of rollout."""
 PER_PIPELINE = 500
 START_S = 60.0
 CALM_S = 3.0
@@ -39,6 +42,10 @@ class IdleCluster:
     async def prepare_model(self, record: RunRecord) -> str:
         """See Cluster."""
         return "/model"
+
+    async def prepare_data(self, record: RunRecord) -> dict[str, str]:
+        """See Cluster."""
+        return {}
 
     async def check_memory(self, record: RunRecord) -> None:
         """See Cluster."""
@@ -58,7 +65,18 @@ class IdleCluster:
     async def scale_verifier(self, run: str, replicas: int) -> None:
         """See Cluster."""
 
-    async def faults(self, run: str, ready: Collection[tuple[str, int]]) -> list[str]:
+    async def faults(self, run: str, ready: Collection[HostPid], joining: Collection[HostPid]) -> list[str]:
+        """See Cluster."""
+        return []
+
+    async def avoid(self, run: str, places: Collection[AvoidedPlace]) -> None:
+        """See Cluster."""
+
+    async def used_up(self, run: str) -> list[AvoidedPlace]:
+        """See Cluster."""
+        return []
+
+    async def blamed(self, record: RunRecord) -> list[AvoidedPlace]:
         """See Cluster."""
         return []
 
@@ -81,15 +99,15 @@ class IdleCluster:
 async def announce(url: str, run: str, processes: int) -> None:
     """Send the heartbeats of a run's processes, until this process is killed."""
     redis = await connect(url)
-    services = ["sampler", *["learner"] * RECIPE.learner.ranks]
-    services += ["verifier"] * RECIPE.verifier.replicas
-    services += ["rollout"] * (processes - len(services))
+    services = [*OTHERS, *["rollout"] * (processes - len(OTHERS))]
     async with AsyncExitStack() as stack:
         for number, service in enumerate(services):
             waits = Waits()
             waits.pending("tasks", "work", 600.0, idle=True)
-            place = {"host": f"10.0.0.{number}", "pid": 1, "metrics": f"10.0.0.{number}:9400"}
-            info = ProcessInfo(id=f"{service}-{number}", service=service, run=run, **place, state="ready", version=0)
+            host, name = f"10.0.0.{number}", f"{service}-{number}"
+            info = ProcessInfo(
+                id=name, service=service, run=run, host=host, pid=1, metrics=f"{host}:9400", state="ready", version=0
+            )
             await stack.enter_async_context(Heartbeat(redis, info, waits))
         await asyncio.Event().wait()
 
@@ -141,12 +159,18 @@ async def write_past(redis: Redis, run: str) -> None:
     for number in range(ENDED_RUNS):
         await records.create(f"ended-{number:04d}", RECIPE)
         await records.transition(f"ended-{number:04d}", RunState.FAILED, "an example")
-    scores = {"prompts": 30, "samples_per_prompt": 32, "accuracy": 0.5, "standard_error": 0.1, "unknown": 0}
-    await append(
-        redis,
-        keys.evaluations,
-        [EvaluationRecord(name=f"step-{number}", set="held-out", version=0, **scores) for number in range(EVALUATIONS)],
+    record = EvaluationRecord(
+        name="step-0",
+        set="held-out",
+        version=0,
+        prompts=30,
+        samples_per_prompt=32,
+        accuracy=0.5,
+        standard_error=0.1,
+        unknown=0,
     )
+    names = (f"step-{number}" for number in range(EVALUATIONS))
+    await append(redis, keys.evaluations, [record.model_copy(update={"name": name}) for name in names])
     event = Event(service="rollout", phase="rollout-joining", text="rollout-1: engine is up", at=1.0)
     await append(redis, keys.events, [event] * EVENTS)
 
@@ -193,8 +217,11 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20.0, help="of each measurement")
     parser.add_argument("--announce", nargs=2, metavar=("URL", "RUN"), help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.processes <= len(OTHERS):
+        parser.error(f"--processes: {options.processes} is not valid: expected more than {len(OTHERS)}")
     if options.announce:
-        asyncio.run(announce(*options.announce, options.processes))
+        url, run = options.announce
+        asyncio.run(announce(url, run, options.processes))
         return
     with tempfile.TemporaryDirectory() as folder:
         asyncio.run(measure(Path(folder), options.processes, options.seconds))

@@ -40,8 +40,8 @@ def show_streams(folder: Path, given: argparse.Namespace) -> None:
     )
     for name, pace in ours.paces.items():
         _compare(name, pace, theirs[name])
-    sums = (reference.together(paces, ours.counts) for paces in (ours.paces, theirs))
-    _compare("together", *sums, note=f"  (target: {TARGETS['streams']})")
+    sums = [reference.together(paces, ours.counts) for paces in (ours.paces, theirs)]
+    _compare("together", sums[0], sums[1], f"  (target: {TARGETS['streams']})")
 
 
 def _compare(name: str, ours: Pace, theirs: Pace, note: str = "") -> None:

@@ -101,8 +101,8 @@ def of_streams(moved: Sequence[Moved]) -> Part:
             Figure(f"all streams, {name}", megabytes, "MB/s"),
         ]
     for stage in moved[0].ours:
-        rates = ([each.ours[stage].per_s for each in moved], [each.theirs[stage].per_s for each in moved])
-        figures.append(ratio(f"{stage} / redis-py", *rates))
+        pairs = [(each.ours[stage].per_s, each.theirs[stage].per_s) for each in moved]
+        figures.append(ratio(f"{stage} / redis-py", [own for own, _ in pairs], [other for _, other in pairs]))
     spent = ([each.cpu_s(each.theirs) for each in moved], [each.cpu_s(each.ours) for each in moved])
     figures.append(ratio("CPU time, redis-py / all streams", *spent))
     x = tuple(map(float, range(1, len(moved) + 1)))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import signal
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from benchmarks.data_plane.backlog import SAMPLES, STUB_VERIFIER
 from benchmarks.data_plane.bench import Bench, ran_s
@@ -38,7 +38,7 @@ def measure(folder: Path, pending: int, windows: int, repeats: int, archive: str
     release, and another one takes its place. `archive`: limits.archive of the recipe; `all` archives each group.
     """
     limits = {"groups_per_step": pending, "max_inflight_groups": pending, "max_staleness": 0, "rollout_steps": 4}
-    options = {"algorithm": NEVER_STARVES, "archive": archive, **limits}
+    options: dict[str, Any] = {"algorithm": NEVER_STARVES, "archive": archive, **limits}
     with Bench(folder, f"pending-{pending}-{archive}", pending + 8 * WINDOW, **options) as bench:
         bench.start("sampler")
         bench.until(lambda: _open(bench) >= pending, f"{pending} groups dispatched")

@@ -62,14 +62,14 @@ def _mean_size(bodies: list[bytes]) -> float:
 
 def capture(bench: Bench) -> Messages:
     """The first messages of a run whose verdicts wait to be recorded."""
-    raw = redis.Redis(host="127.0.0.1", port=bench.port, protocol=2)
-    bodies = {
-        name: [fields[b"m"] for _, fields in raw.xrange(bench.key(name), count=MOST)]
+    raw: Any = redis.Redis(host="127.0.0.1", port=bench.port, protocol=2)
+    tasks, samples, verdicts = (
+        [fields[b"m"] for _, fields in raw.xrange(bench.key(name), count=MOST)]
         for name in ("tasks", "samples", "verdicts")
-    }
+    )
     payloads = [raw.hgetall(key) for key in raw.scan_iter(match=bench.key("payload:g*"), count=1000)]
     raw.close()
-    return Messages(**bodies, payloads=payloads[:MOST])
+    return Messages(tasks=tasks, samples=samples, verdicts=verdicts, payloads=payloads[:MOST])
 
 
 def stages_of(messages: Messages, server: Process) -> dict[str, Pace]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import threading
 import time
 from bisect import bisect_left
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -102,7 +102,7 @@ class CpuSeries:
         return {role: seconds - before.get(role, 0.0) for role, seconds in self.until(end).items()}
 
     def _by_role(self, seconds: Mapping[Key, float]) -> dict[str, float]:
-        found: Counter[str] = Counter()
+        found: defaultdict[str, float] = defaultdict(float)
         for key, spent in seconds.items():
             found[self.roles[key]] += spent
         return dict(found)

@@ -70,9 +70,15 @@ class MeasuredStep:
     def of(cls, record: RolloutStep) -> MeasuredStep:
         """What the API says of a step."""
         extra: dict[str, Any] = record.model_extra or {}
-        times = (extra[f"{name}_at"] for name in ("generation_started", "generation_finished", "learning_started"))
-        seconds = record.metrics["publish_seconds"]
-        return cls(record.step, *times, record.learning_finished_at, seconds, record.metrics)
+        return cls(
+            record.step,
+            extra["generation_started_at"],
+            extra["generation_finished_at"],
+            extra["learning_started_at"],
+            record.learning_finished_at,
+            record.metrics["publish_seconds"],
+            record.metrics,
+        )
 
 
 @dataclass(frozen=True)

@@ -79,7 +79,7 @@ class Piece(NamedTuple):
     """What is missing of a sample: its group, its index, and the tokens that are left to draw."""
 
     group: SimulatedGroup
-    index: int
+    sample: int
     left: float
 
 

@@ -73,8 +73,8 @@ async def measure(
                     seconds = await learner.publish(version)
                     replica.tell("finish")
                     seen = await asyncio.to_thread(replica.answer)
-                    times = {"publish_s": seconds["publish_s"], "staging_s": seconds["staging_s"]}
-                    found.append(Interruption(**times, pause_s=seconds["apply_s"], **seen))
+                    publish_s, staging_s, pause_s = (seconds[f"{part}_s"] for part in ("publish", "staging", "apply"))
+                    found.append(Interruption(publish_s=publish_s, staging_s=staging_s, pause_s=pause_s, **seen))
                 return found
     finally:
         await redis.aclose()

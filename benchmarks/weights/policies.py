@@ -57,7 +57,7 @@ def config_of(name: str) -> LlamaConfig:
 def flat(sizes: Sequence[int]) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """One float32 tensor of zeros, whose memory is touched, and its parts of so many elements each."""
     whole = torch.full((sum(sizes),), 0.0)
-    return whole, list(whole.split(list(sizes)))
+    return whole, list(torch.split(whole, list(sizes)))
 
 
 class Policy:

@@ -115,9 +115,7 @@ async def host(run: str, redis_url: str) -> None:
         await context.heartbeat.update(state="joining")
         following = asyncio.create_task(_follow(context, engine))
         while line := await asyncio.to_thread(sys.stdin.readline):
-            print(
-                json.dumps(await asyncio.to_thread(lambda said=line: commands.answer(**json.loads(said)))), flush=True
-            )
+            print(json.dumps(await asyncio.to_thread(commands.answer, **json.loads(line))), flush=True)
         await cancel_and_wait(following)
     await redis.aclose()
 

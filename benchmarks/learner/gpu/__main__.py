@@ -53,7 +53,8 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
 
 def figures(options: argparse.Namespace) -> dict[str, Any]:
     """Everything that is measured; a part that fails is printed, and listed in `failures`."""
-    device, failures = torch.device(options.device, 0 if options.device == "cuda" else None), []
+    device = torch.device("cuda:0" if options.device == "cuda" else options.device)
+    failures = list[str]()
     found: dict[str, Any] = {
         "date": time.strftime("%Y-%m-%d"),
         "device": device_name(device),

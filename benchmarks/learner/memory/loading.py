@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from learner.model.memory import LearnerMemory, learner_memory
-from learner.model.shape import folder_shape
+from learner.model.shape import ModelShape, folder_shape
 from services.contracts import Batch, BatchGroup, BatchSample
 from services.settings import Recipe, parse_recipe
 from services.streams.delivery.payloads import SamplePayload
@@ -111,8 +111,14 @@ def measure(folder: Path, stage: int, dtype: str, ranks: int, *, by_transformers
             raise RuntimeError(f"a rank failed: {errors[-2000:]}")
     peaks = [json.loads(output.splitlines()[-1]) for output, _ in ended]
     highest = {name: max(found[name] for found in peaks) for name in peaks[0]}
-    need = learner_memory(recipe_of(folder, stage, dtype, ranks), folder_shape(folder), stage)
+    need = learner_memory(recipe_of(folder, stage, dtype, ranks), _shape(folder), stage)
     return Measured(need=need, **highest)
+
+
+def _shape(folder: Path) -> ModelShape:
+    found = folder_shape(folder)
+    assert found is not None, "write_model states it"
+    return found
 
 
 class Peak:
@@ -155,26 +161,26 @@ def _step(vocabulary: int, groups: int) -> tuple[Batch, dict[str, SamplePayload]
 
 def _rank(rank: int, folder: str, tiny: str, stage: str, dtype: str, world: str, port: str, old: str) -> None:
     """Run one rank: a tiny model first, so that imports and caches are there, then the real one."""
-    from learner.training import trainer
+    from learner.training import deepspeed_engine, trainer
     from learner.training.network import loading
     from learner.training.process_group import Ranks
 
     ranks = Ranks(rank, int(world), "127.0.0.1", int(port), timeout_s=600)
     peak, found = Peak(), {}
-    make_engine = trainer.training_engine
+    make_engine = deepspeed_engine.training_engine
 
     def engine(*arguments: Any) -> Any:
         found["loading"] = peak.take()
         return make_engine(*arguments)
 
-    trainer.training_engine = engine
+    vars(trainer)["training_engine"] = engine
     if int(old):
         loading._unknown_format = lambda *_: "this is a comparison"
     for path in (tiny, folder):
         found["process"] = peak.now()
         peak.take()
         training = trainer.Trainer(Path(path), recipe_of(Path(path), int(stage), dtype, int(world)), ranks)
-        batch, payloads = _step(folder_shape(Path(path)).vocabulary, 2 * int(world))
+        batch, payloads = _step(_shape(Path(path)).vocabulary, 2 * int(world))
         plans = training.plan(batch)
         own = {sample.payload for plan in plans for sample in plan.shares[rank]}
         training.train(plans, {key: payloads[key] for key in own})
@@ -200,7 +206,7 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as path:
         folder = write_model(Path(path), options.gigabytes)
-        shape = folder_shape(folder)
+        shape = _shape(folder)
         print(f"{shape.parameters / 1e6:.0f} M parameters, {options.ranks} ranks, {options.dtype}; MB per rank")
         print("stage  process  loading: measured  plan  ratio   training: measured  plan  ratio")
         for stage in options.stages:

@@ -40,7 +40,7 @@ def measure(tokens: int, vocabulary: int, hidden: int, *, entropy_gradient: bool
 
 def _pass(states: torch.Tensor, targets: torch.Tensor, head: torch.nn.Linear, entropy_gradient: bool) -> None:
     logprobs, entropy = token_logprobs(states, targets, head, entropy_gradient=entropy_gradient)
-    (logprobs.sum() + entropy.sum()).backward()
+    torch.autograd.backward(logprobs.sum() + entropy.sum())
 
 
 def main() -> None:

@@ -53,13 +53,13 @@ DEADLINE_S = 1800.0
 
 def figures_of(name: str, learner: Side, padded: Side) -> list[Figure]:
     """The rows of one rollout step."""
-    rates = [rate(side) for side in (learner, padded)]
+    ours, theirs = rate(learner), rate(padded)
     peak = max(learner.peak_flops)
     shares = tuple(flops / seconds / peak for flops, seconds in zip(learner.flops, learner.seconds, strict=True))
     return [
-        Figure(f"{name}: learner", rates[0], "tokens/s"),
-        Figure(f"{name}: padded loop", rates[1], "tokens/s"),
-        ratio(f"{name}: learner / padded loop, tokens/s", *rates, TARGETS.get(name)),
+        Figure(f"{name}: learner", ours, "tokens/s"),
+        Figure(f"{name}: padded loop", theirs, "tokens/s"),
+        ratio(f"{name}: learner / padded loop, tokens/s", ours, theirs, TARGETS.get(name)),
         Figure(f"{name}: learner, peak memory", (learner.peak_bytes / 2**30,), "GiB"),
         Figure(f"{name}: padded loop, peak memory", (padded.peak_bytes / 2**30,), "GiB"),
         Figure(f"{name}: GEMM peak", tuple(found / 1e9 for found in learner.peak_flops), "GFLOP/s"),

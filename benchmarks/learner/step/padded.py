@@ -48,8 +48,8 @@ class PaddedLoop:
         work = [self._cut(sorted(plan.shares[0], key=lambda row: place[row.payload])) for plan in plans]
         # Those of the policy at the start; in the first optimizer step its own pass gives them.
         with torch.no_grad():
-            before = [[self._logprobs(rows, payloads) for rows in part] for part in work[1:]]
-        proximal: list[list[Tensor | None]] = [[None] * len(work[0]), *map(list, before)]
+            before: list[list[Tensor | None]] = [[self._logprobs(rows, payloads) for rows in part] for part in work[1:]]
+        proximal: list[list[Tensor | None]] = [[None] * len(work[0]), *before]
         return [self._optimizer_step(part, payloads, found) for part, found in zip(work, proximal, strict=True)]
 
     def _cut(self, share: Sequence[PlannedSample]) -> list[Sequence[PlannedSample]]:
@@ -67,7 +67,7 @@ class PaddedLoop:
             current = logprobs.detach()
             old = current if before is None else before
             found = token_loss(logprobs, torch.zeros_like(current), old, _data(rows, payloads), self._loss)
-            found.loss.backward()
+            torch.autograd.backward(found.loss)
             total += found.loss.item()
         clip = self._recipe.learner.gradient_clip
         norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), clip))

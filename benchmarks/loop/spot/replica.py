@@ -101,7 +101,7 @@ async def host(run: str, redis_url: str, counter: Counter) -> None:
         counter.watch(engine)
         return engine
 
-    RolloutEngine.start = started  # type: ignore[method-assign,assignment]
+    RolloutEngine.start = started  # type: ignore[method-assign]
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopping.set)
     await host_service(RolloutService(), run, redis_url, stopping, on_change=counter.changed)
 

@@ -10,6 +10,7 @@ import sys
 import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
@@ -95,11 +96,11 @@ def numbers(masked: tuple[int, ...]) -> dict[str, Tensor]:
     }
 
 
-def hidden_states(model: torch.nn.Module, given: dict[str, Tensor]) -> Tensor:
+def hidden_states(model: Any, given: dict[str, Tensor]) -> Tensor:
     """The hidden states [RESPONSES, LONGEST, H] that predict the completions. Positions ignore padding, as in TRL."""
     ids = torch.cat([given["prompt_ids"], given["completion_ids"]], 1)
     mask = torch.cat([given["prompt_mask"], given["completion_mask"]], 1)
-    states = model.base_model(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
+    states: Tensor = model.base_model(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
     return states[:, PROMPT - 1 : -1]
 
 
@@ -113,7 +114,7 @@ def penstock(folder: Path, comparison: LossComparison, given: dict[str, Tensor])
     states, head = hidden_states(model, given), model.get_output_embeddings()
     total = 0.0
     loss = torch.zeros(())
-    for rows in torch.arange(RESPONSES).split(list(comparison.micro_batches)):
+    for rows in torch.split(torch.arange(RESPONSES), list(comparison.micro_batches)):
         where = kept[rows]
         asked = comparison.settings.entropy_coefficient > 0
         logprobs, entropy = token_logprobs(
@@ -127,7 +128,7 @@ def penstock(folder: Path, comparison: LossComparison, given: dict[str, Tensor])
         found = token_loss(logprobs, entropy, old, data, comparison.settings, reference)
         total += float(found.loss.detach())
         loss = loss + found.loss
-    loss.backward()
+    torch.autograd.backward(loss)
     return total, _flat(model)
 
 
@@ -166,7 +167,7 @@ def trl(folder: Path, comparison: LossComparison, given: dict[str, Tensor]) -> t
         trainer.model.train()
         trainer.current_gradient_accumulation_steps = parts
         total = 0.0
-        for rows in torch.arange(RESPONSES).split(list(comparison.micro_batches)):
+        for rows in torch.split(torch.arange(RESPONSES), list(comparison.micro_batches)):
             inputs = {name: value if value.dim() == 0 else value[rows] for name, value in given.items()}
             loss = trainer._compute_loss(trainer.model, inputs)
             loss.backward()
@@ -175,7 +176,8 @@ def trl(folder: Path, comparison: LossComparison, given: dict[str, Tensor]) -> t
 
 
 def _flat(model: torch.nn.Module) -> Tensor:
-    return torch.cat([parameter.grad.flatten().double() for _, parameter in sorted(model.named_parameters())])
+    gradients = [parameter.grad for _, parameter in sorted(model.named_parameters())]
+    return torch.cat([gradient.flatten().double() for gradient in gradients if gradient is not None])
 
 
 def shifted(folder: Path, given: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -116,7 +116,7 @@ class HeldOut:
         return average_at(correct, samples)
 
 
-class Watch(TrainerCallback):
+class Watch(TrainerCallback):  # type: ignore[misc]
     """Records each rollout step, and evaluates and saves between them."""
 
     def __init__(self, given: argparse.Namespace, updates: int) -> None:

@@ -60,6 +60,7 @@ class Pipeline:
         self._run = pipeline.Pipeline(
             plan, self, values.replicas, values.max_inflight_groups, values.max_staleness, seed, self._committed
         )
+        self._survivors = set[str]()
         self.log: list[StepSignals] = []
         self.moves: list[tuple[int, Move]] = []
 
@@ -74,12 +75,13 @@ class Pipeline:
         lengths = scenario.lengths(progress).draw(rng, scenario.group_size)
         self._numbers += 1
         group = SimulatedGroup(self._numbers, lengths)
-        group.survives = rng.random() < scenario.kept.at(progress)
+        if rng.random() < scenario.kept.at(progress):
+            self._survivors.add(group.name)
         return group, scenario.group_size
 
     def decide(self, group: SimulatedGroup) -> str:
         """Whether the group is kept was decided when it was drawn; see `Tasks`."""
-        return KEPT if group.survives else Release.FILTERED.value
+        return KEPT if group.name in self._survivors else Release.FILTERED.value
 
     def _committed(self, step: Committed) -> None:
         signals = StepSignals(

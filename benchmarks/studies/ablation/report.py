@@ -123,7 +123,8 @@ def midway(results: dict[str, list[dict[str, Any]]]) -> str:
 def _at(result: dict[str, Any], metric: str, tokens: float) -> float:
     from numpy import interp
 
-    return float(interp(tokens / SCALE, *zip(*_points(result, metric), strict=True)))
+    places, values = zip(*_points(result, metric), strict=True)
+    return float(interp(tokens / SCALE, places, values))
 
 
 def _accuracy_at_same_steps(result: dict[str, Any]) -> float:
@@ -201,7 +202,7 @@ def _curve(axis: Any, runs: list[list[tuple[float, float]]], colour: str, label:
     from numpy import interp, linspace
 
     at = linspace(max(run[0][0] for run in runs), min(run[-1][0] for run in runs), PLACES)
-    values = [interp(at, *zip(*run, strict=True)) for run in runs]
+    values = [interp(at, [place for place, _ in run], [value for _, value in run]) for run in runs]
     bands = [spread([float(value[place]) for value in values]) for place in range(PLACES)]
     axis.plot(at, [mean for mean, _ in bands], color=colour, label=label)
     low, high = [mean - error for mean, error in bands], [mean + error for mean, error in bands]
