@@ -86,7 +86,11 @@ def saturated(parts: Sequence[Part]) -> str:
 
 def panels(found: Study) -> list[Panel]:
     """Use, staleness and waste by replicas; beside synchronous fleets; by max_staleness and selection."""
-    kinds = (("asynchronous", found.scales), ("synchronous, refill", found.refilled), ("synchronous, generation batches", found.published))
+    kinds = (
+        ("asynchronous", found.scales),
+        ("synchronous, refill", found.refilled),
+        ("synchronous, generation batches", found.published),
+    )
 
     def by_kind(value: Callable[[Result], float]) -> tuple[Series, ...]:
         return tuple(_line(name, results, value) for name, results in kinds)
