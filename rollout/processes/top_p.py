@@ -10,15 +10,10 @@ from functools import partial
 
 import torch
 from torch import Tensor
-from vllm.v1.sample.ops import topk_topp_sampler
+from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p_pytorch
 
 LIKELIEST = 256
 """Tokens among which a nucleus is looked for first. torch finds them 20 times as fast as it sorts 49,152 logits."""
-
-
-def install() -> None:
-    """Have vLLM's sampler use `mask_outside` from now on."""
-    topk_topp_sampler.apply_top_k_top_p = mask_outside
 
 
 def mask_outside(logits: Tensor, k: Tensor | None, p: Tensor | None) -> Tensor:
@@ -27,7 +22,7 @@ def mask_outside(logits: Tensor, k: Tensor | None, p: Tensor | None) -> Tensor:
     A nucleus has the likeliest tokens whose probabilities, those of top-k alone, reach `p`; at least one. With `p` 1
     it has all. The logits are overwritten, as by vLLM's own function, which is used for nuclei of more than LIKELIEST.
     """
-    by_sorting = partial(topk_topp_sampler.apply_top_k_top_p_pytorch, allow_cpu_sync=True)
+    by_sorting = partial(apply_top_k_top_p_pytorch, allow_cpu_sync=True)
     if k is not None or p is None:
         logits = by_sorting(logits, k, None)
     if p is None:

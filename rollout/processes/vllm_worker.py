@@ -27,10 +27,11 @@ from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.platforms import current_platform
 from vllm.v1.sample import sampler
+from vllm.v1.sample.ops import topk_topp_sampler
 
-from rollout.processes import top_p
 from rollout.processes.environment import OWNER_VARIABLE, TRANSFER_BACKEND
 from rollout.processes.spare_cores import CoreUsage, SpareCores
+from rollout.processes.top_p import mask_outside
 from rollout.staging import Staging, StagingOptions, StagingProgress
 from services.contracts import WeightManifest, WeightPlan, parse_manifest
 
@@ -211,7 +212,7 @@ def _register() -> None:
         if current_platform.is_cpu():
             sampler.batched_count_greater_than = _no_ranks
             _custom_ops.create_onednn_mm = _create_matrix_product
-            top_p.install()
+            topk_topp_sampler.apply_top_k_top_p = mask_outside
 
 
 _register()
