@@ -12,6 +12,8 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from deploy.cli.planning import Throughput, checkpoint_bytes, plan_figures
 from learner.model.fit import sync_bytes
 from learner.model.shape import model_shape
@@ -97,6 +99,19 @@ def test_the_commands_of_a_page_exist(page: Path) -> None:
     for words in inline_commands(text):
         if words[0] == "penstock":
             check_penstock(words, named=True)
+
+
+@pytest.mark.parametrize(
+    ("command", "refused"),
+    [
+        ("penstock bench strat-up", "no benchmark strat-up"),
+        ("penstock bench start-up --repeat 2", "unknown option"),
+        ("penstock submit r.yaml --repeats 2", "unknown option"),
+    ],
+)
+def test_a_command_that_does_not_exist_is_refused(command: str, refused: str) -> None:
+    with pytest.raises(AssertionError, match=f"{command}: {refused}"):
+        check_penstock(command.split())
 
 
 def test_the_commands_that_helm_prints_after_an_install_exist() -> None:

@@ -393,6 +393,21 @@ async def test_of_watched_leases_the_lost_ones_are_named(redis, keys):
     assert lost == [leases[1]], "each is named once"
 
 
+async def test_a_second_entry_on_a_sample_has_no_effect_in_one_call(run, redis, keys):
+    """As after a failover that lost the publication, but not the entry."""
+    held = await run.published("g0", 1)
+    [(_, sample)] = await redis.xrange(run.streams.samples)
+    await redis.xadd(run.streams.samples, sample)
+    held += await run.verifier().read(1, 1)
+    verdicts = [(delivery.lease, verdict_on(delivery.message)) for delivery in held]
+    assert await run.transitions.publish_verdicts(Lane.TRAIN, verdicts) == [Effect.FRESH, Effect.LATE]
+    [(_, verdict)] = await redis.xrange(run.streams.verdicts)
+    await redis.xadd(run.streams.verdicts, verdict)
+    judged = [(delivery.lease, delivery.message) for delivery in await run.judge().read(2, 1)]
+    assert await run.sampler.record_verdicts(Lane.TRAIN, "g0", judged, "") == [Effect.FRESH, Effect.LATE]
+    assert await response_tokens(redis, keys) == judged[0][1].facts.response_tokens
+
+
 async def test_messages_of_a_group_have_their_own_effects(run):
     """Of samples and verdicts that are sent in one call, some are late, and some are outside of the group."""
     task, keys = await run.dispatched("g0", 3), run.keys
