@@ -235,10 +235,11 @@ def _ledger(client: Client, run: str) -> LedgerOfRun | None:
 def _follow(client: Client, run: str, look: Callable[[Run], None], ends: float) -> tuple[Run, list[RolloutStep]]:
     """The last view of the run and all its steps, once it has succeeded. Raises MeasuredRunError, ApiError."""
     steps: list[RolloutStep] = []
-    missed = 0
+    missed, state = 0, "not visible"
     while True:
         try:
             view = client.show(run)
+            state = f"{view.state}: {view.reason}" if view.reason else view.state
             steps += client.steps(run, steps[-1].id if steps else "0-0")
             missed = 0
         except ApiError as error:
@@ -252,7 +253,7 @@ def _follow(client: Client, run: str, look: Callable[[Run], None], ends: float) 
             if view.ended:
                 raise MeasuredRunError(f"{run} {view.state}: {view.reason}")
         if time.monotonic() > ends:
-            raise MeasuredRunError(f"{run} did not end in time; it has {len(steps)} rollout steps")
+            raise MeasuredRunError(f"{run} did not end in time: it has {len(steps)} rollout steps, and is {state}")
         time.sleep(LOOK_S)
 
 

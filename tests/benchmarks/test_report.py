@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
@@ -18,7 +19,7 @@ import pytest
 from benchmarks.__main__ import BENCHMARKS, listing, main
 from benchmarks.report.figures import Figure, Target, ratio
 from benchmarks.report.machine import machine
-from benchmarks.report.picture import Panel, Series
+from benchmarks.report.picture import Panel, Series, draw
 from benchmarks.report.report import Report, options, positive
 
 ROOT = Path(__file__).parents[2]
@@ -27,6 +28,23 @@ LINE = Panel("rate", "groups", "groups/s", (Series("ours", (1.0, 2.0), (3.0, 4.0
 
 def report(*figures: Figure) -> Report:
     return Report("example", list(figures), [LINE], {"more": 1}, ["One sentence."])
+
+
+def test_axes_of_plots_start_at_zero_or_below(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A small difference of large values must not look large."""
+    from matplotlib import pyplot
+
+    monkeypatch.setattr(pyplot, "close", lambda figure: None)
+    values = {"alike": (98.0, 99.0), "negative": (-1.0, 2.0)}
+    panels = [Panel(title, "x", "y", (Series("ours", (1.0, 2.0), y),)) for title, y in values.items()]
+    draw("example", [*panels, replace(panels[0], title="logarithmic", log="y")], tmp_path / "example.png")
+    figure = pyplot.gcf()
+    monkeypatch.undo()
+    bottoms = {axis.get_title(): axis.get_ylim()[0] for axis in figure.axes}
+    pyplot.close(figure)
+    assert bottoms["alike"] == 0.0
+    assert bottoms["negative"] <= -1.0
+    assert bottoms["logarithmic"] > 0.0
 
 
 @pytest.mark.parametrize(
