@@ -76,12 +76,12 @@ class TrainingLoop:
                 self._after = logged.entry
                 await self._handle(logged)
                 self._free_at = time.monotonic()
-            if self._publication.record and self._schedule.overdue:
-                await self._save()
+            await self._save_overdue()
         if not self._done:
             await self.save_last()
             raise LearnerStoppingError
         await self._settle()
+        await self._save_overdue()  # the last step counts since its commit, which has ended only now
 
     async def save_last(self) -> None:
         """Before the learner stops, write the checkpoint of the last committed step, so that none is trained again.
@@ -94,6 +94,10 @@ class TrainingLoop:
             log.info("stopping: a checkpoint of step %d is written first", self._publication.record.step)
             await self._save()
             await idle_during(self._worker, self._schedule.settle())
+
+    async def _save_overdue(self) -> None:
+        if self._publication.record and self._schedule.overdue:
+            await self._save()
 
     async def _settle(self) -> None:
         await idle_during(self._worker, self._publication.settle())

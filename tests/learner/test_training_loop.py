@@ -46,16 +46,19 @@ class Fleet:
 
 
 class Schedule:
-    """Checkpoints. The one before is written once `written` is set. Keeps what is saved."""
+    """Checkpoints. The one before is written once `written` is set. Keeps what is saved.
 
-    overdue = owed = False
+    `every`: whether each committed step makes one due.
+    """
+
+    overdue = owed = every = False
 
     def __init__(self) -> None:
         self.waiting, self.written = asyncio.Event(), asyncio.Event()
         self.saved: list[tuple[StepRecord, CommittedPolicy, Any]] = []
 
     def committed(self, record: StepRecord) -> None:
-        """The steps are not counted here."""
+        self.overdue = self.every
 
     async def settle(self) -> None:
         self.waiting.set()
@@ -63,6 +66,7 @@ class Schedule:
 
     async def save(self, record: StepRecord, policy: CommittedPolicy, snapshot: Any) -> None:
         self.saved.append((record, policy, snapshot))
+        self.overdue = False
 
 
 class Ranks:
@@ -216,6 +220,20 @@ async def test_a_checkpoint_waits_for_the_commit_of_its_step(redis: Any, run_id:
         at.fleet.holds.set()
         await asyncio.wait_for(handling, MOST_S)
         assert at.schedule.saved[0][1].step == 1
+
+
+async def test_the_last_step_may_make_a_checkpoint_due(redis: Any, run_id: str) -> None:
+    async with opened(redis, run_id) as at:
+        at.schedule.every = True
+        at.schedule.written.set()
+        await at.run.batched(1, "g0", last=True)
+        running = asyncio.create_task(at.loop.run())
+        await asyncio.wait_for(at.fleet.asked.wait(), MOST_S)
+        await asyncio.sleep(0.1)
+        assert at.schedule.saved == []
+        at.fleet.holds.set()
+        await asyncio.wait_for(running, MOST_S)
+        assert [record.step for record, _, _ in at.schedule.saved] == [1]
 
 
 async def test_a_commit_during_the_look_is_no_lost_step(redis: Any, run_id: str) -> None:

@@ -299,11 +299,11 @@ class DrivenRun:
             await record_verdict(self.sampler, Lane.TRAIN, delivery.lease, delivery.message, "")
         await record_verdict(self.sampler, Lane.TRAIN, last.lease, last.message, decision)
 
-    async def batched(self, step: int, *groups: str) -> LoggedBatch:
+    async def batched(self, step: int, *groups: str, last: bool = False) -> LoggedBatch:
         """A batch of new groups, as the learner reads it from the log."""
         for group in groups:
             await self.decided(group, "kept")
-        assert await self.sampler.publish_batch(batch_of(self.keys, step, groups), snapshot_at(step))
+        assert await self.sampler.publish_batch(batch_of(self.keys, step, groups, last=last), snapshot_at(step))
         return (await self.learner.batches())[-1]
 
     async def trained(self, step: int, *groups: str) -> LoggedBatch:
