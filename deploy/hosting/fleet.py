@@ -236,10 +236,9 @@ class Fleet:
             log.warning("the %s fleet of %s: Serve's controller: %s", self.name, self._run, type(error).__name__)
             return None
         deployment = details.get("deployments", {}).get(self.name, {})
-        status = str(getattr(deployment.get("status"), "value", deployment.get("status", "")))
         message = _first_line(str(deployment.get("message", "")))
         self._message = message or self._message
-        if status == "DEPLOY_FAILED" or str(details.get("status")) == "DEPLOY_FAILED":
+        if _gave_up(details, deployment):
             why = message or _first_line(str(details.get("message", "")))
             return f"{self.name} fleet: Ray Serve failed to deploy it: {why}"
         alive = {str(replica["replica_id"]): self._seen(replica) for replica in deployment.get("replicas", [])}
@@ -289,6 +288,20 @@ class Fleet:
     def gone(self) -> bool:
         """Whether the fleet has ended and Serve has removed it."""
         return not _retried(self.exists)
+
+
+def _gave_up(details: Mapping[str, Any], deployment: Mapping[str, Any]) -> bool:
+    """Whether Serve failed to deploy a fleet for good.
+
+    While not all replicas of a new fleet run, Serve calls it failed for one that died, too, and replaces that.
+    """
+    failed = "DEPLOY_FAILED" in (_word(deployment.get("status")), _word(details.get("status")))
+    return failed and _word(deployment.get("status_trigger")) != "HEALTH_CHECK_FAILED"
+
+
+def _word(value: Any) -> str:
+    """A status of Serve, which may be a member of an enumeration."""
+    return str(getattr(value, "value", value))
 
 
 def _process(replica: Mapping[str, Any]) -> HostPid | None:

@@ -299,3 +299,25 @@ def test_only_actors_that_were_never_ready_count() -> None:
     assert restarts.observe(between(24), ready={("10.0.0.2", 4)}) == 1, (
         "the ready process with that id is on another host"
     )
+
+
+@pytest.mark.parametrize(("trigger", "gives_up"), [("HEALTH_CHECK_FAILED", False), ("REPLICA_STARTUP_FAILED", True)])
+def test_a_replica_that_died_does_not_end_a_deployment(trigger: str, gives_up: bool) -> None:
+    """By Serve's own rules for a fleet whose replicas do not all run yet: both have the same status."""
+    from ray.serve._private import common
+
+    from deploy.hosting.fleet import _gave_up
+
+    updating, started = common.DeploymentStatus.UPDATING, common.DeploymentStatusTrigger.CONFIG_UPDATE_STARTED
+    before = common.DeploymentStatusInfo("rollout", updating, started)
+    found = before.handle_transition(common.DeploymentStatusInternalTrigger(trigger), "a reason")
+    assert found.status is common.DeploymentStatus.DEPLOY_FAILED
+    deployment = {"status": found.status, "status_trigger": found.status_trigger}
+    assert _gave_up({"status": "DEPLOY_FAILED"}, deployment) is gives_up
+    assert not _gave_up({"status": "RUNNING"}, {"status": common.DeploymentStatus.HEALTHY})
+
+
+def test_an_application_may_fail_before_it_has_a_deployment() -> None:
+    from deploy.hosting.fleet import _gave_up
+
+    assert _gave_up({"status": "DEPLOY_FAILED"}, {})
