@@ -162,7 +162,9 @@ class QueueMachine(RuleBasedStateMachine):
     def act(self, data: Any, held: Held) -> None:
         """A consumer processes a delivery that it holds, even if the lease lapsed meanwhile."""
         if held.stream == TASKS:
-            pick(data, (self.acts.publish, self.acts.keep))(held, pick(data, range(held.entry.wanted)))
+            gone = self.acts.model.groups[held.entry.group].gone  # rare, and to be published for, not only kept
+            act = self.acts.publish if gone else pick(data, (self.acts.publish, self.acts.keep))
+            act(held, pick(data, range(held.entry.wanted)))
         elif held.stream == SAMPLES:
             self.acts.judge(held)
         else:
