@@ -238,7 +238,7 @@ class Fleet:
         deployment = details.get("deployments", {}).get(self.name, {})
         message = _first_line(str(deployment.get("message", "")))
         self._message = message or self._message
-        if _gave_up(details, deployment):
+        if _deployment_failed(details, deployment):
             why = message or _first_line(str(details.get("message", "")))
             return f"{self.name} fleet: Ray Serve failed to deploy it: {why}"
         alive = {str(replica["replica_id"]): self._seen(replica) for replica in deployment.get("replicas", [])}
@@ -290,10 +290,10 @@ class Fleet:
         return not _retried(self.exists)
 
 
-def _gave_up(details: Mapping[str, Any], deployment: Mapping[str, Any]) -> bool:
-    """Whether Serve failed to deploy a fleet for good.
+def _deployment_failed(details: Mapping[str, Any], deployment: Mapping[str, Any]) -> bool:
+    """Whether Serve failed to deploy a fleet, and does not try again.
 
-    While not all replicas of a new fleet run, Serve calls it failed for one that died, too, and replaces that.
+    Until all replicas of a new fleet run, Serve has the same status for one that died, which it replaces.
     """
     failed = "DEPLOY_FAILED" in (_word(deployment.get("status")), _word(details.get("status")))
     return failed and _word(deployment.get("status_trigger")) != "HEALTH_CHECK_FAILED"

@@ -301,23 +301,23 @@ def test_only_actors_that_were_never_ready_count() -> None:
     )
 
 
-@pytest.mark.parametrize(("trigger", "gives_up"), [("HEALTH_CHECK_FAILED", False), ("REPLICA_STARTUP_FAILED", True)])
-def test_a_replica_that_died_does_not_end_a_deployment(trigger: str, gives_up: bool) -> None:
+@pytest.mark.parametrize(("trigger", "fails"), [("HEALTH_CHECK_FAILED", False), ("REPLICA_STARTUP_FAILED", True)])
+def test_a_replica_that_died_does_not_end_a_deployment(trigger: str, fails: bool) -> None:
     """By Serve's own rules for a fleet whose replicas do not all run yet: both have the same status."""
     from ray.serve._private import common
 
-    from deploy.hosting.fleet import _gave_up
+    from deploy.hosting.fleet import _deployment_failed
 
     updating, started = common.DeploymentStatus.UPDATING, common.DeploymentStatusTrigger.CONFIG_UPDATE_STARTED
     before = common.DeploymentStatusInfo("rollout", updating, started)
     found = before.handle_transition(common.DeploymentStatusInternalTrigger(trigger), "a reason")
     assert found.status is common.DeploymentStatus.DEPLOY_FAILED
     deployment = {"status": found.status, "status_trigger": found.status_trigger}
-    assert _gave_up({"status": "DEPLOY_FAILED"}, deployment) is gives_up
-    assert not _gave_up({"status": "RUNNING"}, {"status": common.DeploymentStatus.HEALTHY})
+    assert _deployment_failed({"status": "DEPLOY_FAILED"}, deployment) is fails
+    assert not _deployment_failed({"status": "RUNNING"}, {"status": common.DeploymentStatus.HEALTHY})
 
 
 def test_an_application_may_fail_before_it_has_a_deployment() -> None:
-    from deploy.hosting.fleet import _gave_up
+    from deploy.hosting.fleet import _deployment_failed
 
-    assert _gave_up({"status": "DEPLOY_FAILED"}, {})
+    assert _deployment_failed({"status": "DEPLOY_FAILED"}, {})
